@@ -1,0 +1,1 @@
+"""What everything else stands on: trees of tensors, seeds, losses, optimisers, errors."""

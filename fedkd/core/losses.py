@@ -1,0 +1,46 @@
+"""Batches and the losses on them: weighted means over samples, so that padded samples weigh nothing."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """Samples of one client at one step."""
+
+    x: Tensor  # normalised images, [b, C, H, W]
+    y: Tensor  # labels, [b]
+    weight: Tensor  # [b]; 1/size for real samples (1 where sums are taken), 0 for padding
+    row: Tensor  # [b]; the sample's number in the dataset, or its row in the round's public batch
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    return batch.weight @ per_sample_cross_entropy(logits, batch.y)
+
+
+def per_sample_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    return -torch.log_softmax(logits, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+
+def soft_cross_entropy(logits: Tensor, target: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy to target probabilities; its gradient is that of KL(target ‖ softmax(logits))."""
+    return batch.weight @ -(target * torch.log_softmax(logits, -1)).sum(-1)
+
+
+def mean_squared_error(output: Tensor, target: Tensor, batch: Batch) -> Tensor:
+    return batch.weight @ (output - target).square().mean(-1)
+
+
+def mean_absolute_error(output: Tensor, target: Tensor, batch: Batch) -> Tensor:
+    return batch.weight @ (output - target).abs().mean(-1)
+
+
+def correct(logits: Tensor, y: Tensor) -> Tensor:
+    """1 where the largest logit is the label's."""
+    return (logits.argmax(-1) == y).to(logits.dtype)
+
+
+def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """uint8 [..., H, W, C] -> float [..., C, H, W], laid out channels last."""
+    return ((images.float() / 255 - mean) / std).movedim(-1, -3)

@@ -1,0 +1,95 @@
+"""Trees of tensors: nested dicts, tuples, NamedTuples, lists and None, handled as values."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+Tree = Any  # a tensor, None, a Python number, or a dict / tuple / NamedTuple / list of trees
+T = TypeVar("T", bound=Tree)
+
+
+class Params(NamedTuple):
+    """One model: what is trained, and the running statistics of its normalisation layers."""
+
+    weights: dict[str, Tensor]
+    stats: dict[str, Tensor]
+
+
+def map(fn: Callable[..., Any], tree: T, *rest: Tree) -> T:  # noqa: A001 - tree.map is its name everywhere
+    """Apply `fn` leaf by leaf to trees of one structure."""
+    if isinstance(tree, dict):
+        return {key: map(fn, value, *(r[key] for r in rest)) for key, value in tree.items()}  # type: ignore[return-value]
+    if isinstance(tree, tuple):
+        parts = [map(fn, *values) for values in zip(tree, *rest, strict=True)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)  # type: ignore[return-value]
+    if isinstance(tree, list):
+        return [map(fn, *values) for values in zip(tree, *rest, strict=True)]  # type: ignore[return-value]
+    return None if tree is None else fn(tree, *rest)  # type: ignore[return-value]
+
+
+def leaves(tree: Tree) -> Iterator[Any]:
+    """The tree's leaves, in order."""
+    if isinstance(tree, Mapping):
+        tree = tree.values()
+    elif not isinstance(tree, (tuple, list)):
+        if tree is not None:
+            yield tree
+        return
+    for part in tree:
+        yield from leaves(part)
+
+
+def add(a: T, b: T) -> T:
+    return map(torch.add, a, b)
+
+
+def sub(a: T, b: T) -> T:
+    return map(torch.sub, a, b)
+
+
+def scale(factor: float | Tensor, tree: T) -> T:
+    return map(lambda leaf: leaf * factor, tree)
+
+
+def zeros_like(tree: T) -> T:
+    return map(torch.zeros_like, tree)
+
+
+def dot(a: Tree, b: Tree) -> Tensor:
+    """Σ over all leaves of ⟨a, b⟩."""
+    return _total((x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True))
+
+
+def squared_distance(a: Tree, b: Tree) -> Tensor:
+    """‖a − b‖² over all leaves."""
+    return _total((x - y).square().sum() for x, y in zip(leaves(a), leaves(b), strict=True))
+
+
+def _total(parts: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, parts)
+
+
+def stack(trees: Sequence[T]) -> T:
+    """Trees of equal shapes as one tree with a new first axis."""
+    return map(lambda *values: torch.stack(values), *trees)
+
+
+def take(tree: T, index: int | slice | Tensor) -> T:
+    """Rows of a stacked tree."""
+    return map(lambda leaf: leaf[index], tree)
+
+
+def concatenate(trees: Sequence[T]) -> T:
+    return trees[0] if len(trees) == 1 else map(lambda *values: torch.cat(values), *trees)
+
+
+def expand(tree: T, count: int) -> T:
+    """A stacked tree whose rows are all `tree`, without copying it."""
+    return map(lambda leaf: leaf.expand(count, *leaf.shape), tree)
+
+
+def to(tree: T, device: torch.device | str) -> T:
+    return map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)

@@ -1,0 +1,148 @@
+"""An architecture as pure functions of its parameters: init, forward, predict, features, head."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedkd.core import tree
+from fedkd.core.errors import ConfigError
+from fedkd.core.registry import Registry
+from fedkd.core.tree import Params
+
+Shape = tuple[int, int, int]  # channels, height, width
+CHUNK = 512  # samples a prediction takes at once, so that memory does not grow with the data
+
+
+class Split(nn.Module):
+    """Features, then head: the one seam every method that shares a part of the network uses."""
+
+    def __init__(self, features: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.features, self.head = features, head
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.features(x)
+        return features, self.head(features)
+
+
+@dataclass(frozen=True)
+class Architecture(ABC):
+    """An entry of the zoo; its fields are its config.
+
+    Parameters
+    ----------
+    init : `default` (PyTorch's own) or `zeros` (for convex work: every run starts at the same point).
+    """
+
+    name: ClassVar[str]
+    init: str = "default"
+
+    @abstractmethod
+    def module(self, shape: Shape, classes: int) -> nn.Module:
+        """The network for images of `shape`; a `Split`, or any module from images to logits."""
+
+    def net(self, shape: Shape, classes: int) -> "Net":
+        return Net(self, shape, classes)
+
+
+register = MODELS = Registry[Architecture]("model", "fedkd.models")
+
+
+class Output(NamedTuple):
+    """What a training pass gives."""
+
+    logits: Tensor
+    features: Tensor
+    stats: dict[str, Tensor]  # the running statistics after it
+
+
+class Net:
+    """One architecture for one image shape and number of classes; holds no parameters of its own."""
+
+    def __init__(self, architecture: Architecture, shape: Shape, classes: int) -> None:
+        self.architecture, self.shape, self.classes = architecture, shape, classes
+        self.name = architecture.name
+        try:
+            with torch.device("meta"):
+                self._training, self._predicting = self._build().train(), self._build().eval()
+                features, logits = self._predicting(torch.empty(2, *shape))
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise ConfigError(
+                f"model={self.name} does not fit images of {_size(shape)}: {str(error).splitlines()[0]}\n"
+                "Choose another model (every dataset fits mlr and dnn) or a dataset with larger images."
+            ) from error
+        if tuple(logits.shape) != (2, classes):
+            raise ConfigError(
+                f"model={self.name} gives outputs of shape {tuple(logits.shape)} for 2 images; it must be (2, {classes})."
+            )
+        self.feature_size = features[0].numel()
+        self.weights = {name: p.shape for name, p in self._training.named_parameters()}
+        self.params = sum(shape.numel() for shape in self.weights.values())
+        self.stats = {name: b.shape for name, b in self._training.named_buffers()}
+        self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in self._training.modules())
+        self.batch_statistics = any(isinstance(m, _NormBase) for m in self._training.modules())
+        # layers that hold parameters, first to last
+        self.layers = list(dict.fromkeys(name.rpartition(".")[0] for name in self.weights))
+
+    def _build(self) -> Split:
+        module = self.architecture.module(self.shape, self.classes)
+        for layer in module.modules():
+            if isinstance(layer, _NormBase):
+                layer.num_batches_tracked = None  # only needed without a momentum, and an integer cannot be averaged
+        return module if isinstance(module, Split) else Split(module, nn.Identity())
+
+    def init(self, seed: int) -> Params:
+        """Fresh parameters, a function of the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self._build()
+        weights = {name: p.detach() for name, p in module.named_parameters()}
+        if self.architecture.init == "zeros":
+            weights = tree.zeros_like(weights)
+        return Params(weights, {name: b.detach() for name, b in module.named_buffers()})
+
+    def forward(self, model: Params, x: Tensor) -> Output:
+        """A training pass: batch statistics are used, and the running ones updated in the output."""
+        stats = {name: value.clone() for name, value in model.stats.items()}
+        features, logits = functional_call(self._training, {**model.weights, **stats}, (x,))
+        return Output(logits, features, stats)
+
+    def predict(self, model: Params, x: Tensor) -> Tensor:
+        """Logits, by the running statistics."""
+        return self._chunked(self._predicting, {**model.weights, **model.stats}, x, 1)
+
+    def features(self, model: Params, x: Tensor) -> Tensor:
+        """What enters the head, by the running statistics."""
+        return self._chunked(self._predicting, {**model.weights, **model.stats}, x, 0)
+
+    def head(self, model: Params, features: Tensor) -> Tensor:
+        """Logits of given features."""
+        of_head = {name.removeprefix("head."): w for name, w in model.weights.items() if name.startswith("head.")}
+        return functional_call(self._predicting.head, of_head, (features,))  # type: ignore[no-any-return]
+
+    def _chunked(self, module: nn.Module, state: dict[str, Tensor], x: Tensor, output: int) -> Tensor:
+        parts: list[Any] = [functional_call(module, state, (part,))[output] for part in torch.split(x, CHUNK)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)  # type: ignore[no-any-return]
+
+    def split(self, model: Params, last: int) -> tuple[Params, Params]:
+        """The model without its last `last` layers, and those layers."""
+        top = set(self.layers[len(self.layers) - last :])
+
+        def part(of_top: bool) -> Params:
+            return Params(*({k: v for k, v in d.items() if (k.rpartition(".")[0] in top) == of_top} for d in model))
+
+        return part(False), part(True)
+
+    def join(self, body: Params, top: Params) -> Params:
+        """The inverse of `split`."""
+        weights, stats = ({**b, **t} for b, t in zip(body, top, strict=True))
+        return Params({k: weights[k] for k in self.weights}, {k: stats[k] for k in self.stats})
+
+
+def _size(shape: Shape) -> str:
+    return f"{shape[1]}x{shape[2]}, {shape[0]} channel{'s' if shape[0] > 1 else ''}"
