@@ -16,7 +16,7 @@ class Batch(NamedTuple):
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    return batch.weight @ per_sample_cross_entropy(logits, batch.y)
+    return (batch.weight * per_sample_cross_entropy(logits, batch.y)).sum()
 
 
 def per_sample_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -25,15 +25,15 @@ def per_sample_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 def soft_cross_entropy(logits: Tensor, target: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy to target probabilities; its gradient is that of KL(target ‖ softmax(logits))."""
-    return batch.weight @ -(target * torch.log_softmax(logits, -1)).sum(-1)
+    return -(batch.weight * (target * torch.log_softmax(logits, -1)).sum(-1)).sum()
 
 
 def mean_squared_error(output: Tensor, target: Tensor, batch: Batch) -> Tensor:
-    return batch.weight @ (output - target).square().mean(-1)
+    return (batch.weight * (output - target).square().mean(-1)).sum()
 
 
 def mean_absolute_error(output: Tensor, target: Tensor, batch: Batch) -> Tensor:
-    return batch.weight @ (output - target).abs().mean(-1)
+    return (batch.weight * (output - target).abs().mean(-1)).sum()
 
 
 def correct(logits: Tensor, y: Tensor) -> Tensor:

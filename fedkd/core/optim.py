@@ -27,7 +27,7 @@ class SGD:
     weight_decay: float = 0.0
 
     def init(self, weights: Weights) -> State:
-        return tree.zeros_like(weights) if self.momentum else None
+        return tree.zeros_like(weights) if self.momentum else ()
 
     def update(self, weights: Weights, gradient: Weights, state: State) -> tuple[Weights, State]:
         if self.weight_decay:
@@ -77,7 +77,7 @@ class Local:
 
     Parameters
     ----------
-    epochs, steps : passes over the client's data, or iterations; exactly one of the two.
+    epochs, steps : passes over the client's data, or iterations; where `steps` is given it counts.
     batch_size : samples a step; None is the whole shard, one step an epoch.
     lr, optimizer, momentum, weight_decay : of `sgd` or `adam` (which has no momentum).
     schedule : of the learning rate over rounds: `constant`, `cosine` (to 0 at the last round), `step` (times `decay`
@@ -114,11 +114,8 @@ class Local:
     def problems(self) -> list[str]:
         """What is wrong with these settings, if anything."""
         found = []
-        if (self.epochs is None) == (self.steps is None):
-            found.append(
-                f"local.epochs={self.epochs} and local.steps={self.steps}: give exactly one, "
-                "e.g. local.epochs=5, or local.steps=50 local.epochs=null."
-            )
+        if self.epochs is None and self.steps is None:
+            found.append("local.epochs and local.steps are both null: give one, e.g. local.epochs=5 or local.steps=50.")
         for name in ("epochs", "steps", "batch_size", "decay_every"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,12 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedkd.core import tree
-from fedkd.core.errors import ConfigError
+from fedkd.core.errors import ConfigError, unknown
 from fedkd.core.registry import Registry
 from fedkd.core.tree import Params
 
 Shape = tuple[int, int, int]  # channels, height, width
+INITS = ("default", "zeros")
 CHUNK = 512  # samples a prediction takes at once, so that memory does not grow with the data
 
 
@@ -31,15 +32,25 @@ class Split(nn.Module):
 
 
 @dataclass(frozen=True)
-class Architecture(ABC):
-    """An entry of the zoo; its fields are its config.
+class Model(ABC):
+    """An entry of the zoo: one `Architecture`, or several (`mixed`). Its fields are its config."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def nets(self, shape: Shape, classes: int) -> dict[str, "Net"]:
+        """The nets of the clients, by the names to show for them."""
+
+
+@dataclass(frozen=True)
+class Architecture(Model):
+    """One network for every client.
 
     Parameters
     ----------
-    init : `default` (PyTorch's own) or `zeros` (for convex work: every run starts at the same point).
+    init : `default` (the network's own) or `zeros` (for convex work: every run starts at the same point).
     """
 
-    name: ClassVar[str]
     init: str = "default"
 
     @abstractmethod
@@ -49,8 +60,15 @@ class Architecture(ABC):
     def net(self, shape: Shape, classes: int) -> "Net":
         return Net(self, shape, classes)
 
+    def nets(self, shape: Shape, classes: int) -> dict[str, "Net"]:
+        return {self.name: self.net(shape, classes)}
 
-register = MODELS = Registry[Architecture]("model", "fedkd.models")
+    def problems(self) -> list[str]:
+        """What is wrong with these fields, if anything."""
+        return [] if self.init in INITS else [unknown(f"model={self.name}: init", self.init, INITS)]
+
+
+register = MODELS = Registry[Model]("model", "fedkd.models")
 
 
 class Output(NamedTuple):
@@ -64,13 +82,15 @@ class Output(NamedTuple):
 class Net:
     """One architecture for one image shape and number of classes; holds no parameters of its own."""
 
-    def __init__(self, architecture: Architecture, shape: Shape, classes: int) -> None:
+    def __init__(self, architecture: Architecture, shape: Shape, classes: int, name: str = "") -> None:
         self.architecture, self.shape, self.classes = architecture, shape, classes
-        self.name = architecture.name
+        self.name = name or architecture.name
+        if problems := architecture.problems():
+            raise ConfigError(problems)
         try:
             with torch.device("meta"):
                 self._training, self._predicting = self._build().train(), self._build().eval()
-                features, logits = self._predicting(torch.empty(2, *shape))
+            features, logits = functional_call(self._predicting, self._nothing(), (torch.zeros(2, *shape),))
         except (RuntimeError, ValueError, IndexError) as error:
             raise ConfigError(
                 f"model={self.name} does not fit images of {_size(shape)}: {str(error).splitlines()[0]}\n"
@@ -78,7 +98,7 @@ class Net:
             ) from error
         if tuple(logits.shape) != (2, classes):
             raise ConfigError(
-                f"model={self.name} gives outputs of shape {tuple(logits.shape)} for 2 images; it must be (2, {classes})."
+                f"model={self.name} gives outputs of shape {tuple(logits.shape)} for 2 images; must be (2, {classes})."
             )
         self.feature_size = features[0].numel()
         self.weights = {name: p.shape for name, p in self._training.named_parameters()}
@@ -96,10 +116,18 @@ class Net:
                 layer.num_batches_tracked = None  # only needed without a momentum, and an integer cannot be averaged
         return module if isinstance(module, Split) else Split(module, nn.Identity())
 
+    def _nothing(self) -> dict[str, Tensor]:
+        """All-zero parameters that take no memory.
+
+        With them a pass finds the shapes; on meta tensors it would first import torch's compiler, for five seconds.
+        """
+        held = (*self._predicting.named_parameters(), *self._predicting.named_buffers())
+        return {name: torch.zeros((), dtype=value.dtype).expand(value.shape) for name, value in held}
+
     def init(self, seed: int) -> Params:
         """Fresh parameters, a function of the seed alone."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the GPUs' generators as well
             module = self._build()
         weights = {name: p.detach() for name, p in module.named_parameters()}
         if self.architecture.init == "zeros":
@@ -126,8 +154,8 @@ class Net:
         return functional_call(self._predicting.head, of_head, (features,))  # type: ignore[no-any-return]
 
     def _chunked(self, module: nn.Module, state: dict[str, Tensor], x: Tensor, output: int) -> Tensor:
-        parts: list[Any] = [functional_call(module, state, (part,))[output] for part in torch.split(x, CHUNK)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)  # type: ignore[no-any-return]
+        parts: list[Tensor] = [functional_call(module, state, (part,))[output] for part in torch.split(x, CHUNK)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def split(self, model: Params, last: int) -> tuple[Params, Params]:
         """The model without its last `last` layers, and those layers."""
@@ -142,6 +170,24 @@ class Net:
         """The inverse of `split`."""
         weights, stats = ({**b, **t} for b, t in zip(body, top, strict=True))
         return Params({k: weights[k] for k in self.weights}, {k: stats[k] for k in self.stats})
+
+
+def needs(shape: Shape, side: int) -> None:
+    """Refuse images smaller than `side`, for modules to call; `Net` turns it into a sentence for the user."""
+    if min(shape[1:]) < side:
+        raise ValueError(f"it needs at least {side}x{side}.")
+
+
+def not_positive(model: Model, *fields: str) -> list[str]:
+    """A sentence for each of these fields that is not a number of 1 or more (or a list of them, as its default is)."""
+    found = []
+    for field in fields:
+        value, default = getattr(model, field), getattr(type(model), field)
+        numbers, kind = (value, "a list of numbers") if isinstance(default, tuple) else ((value,), "a number")
+        if not (isinstance(numbers, tuple) and all(type(number) is int and number >= 1 for number in numbers)):
+            shown = list(value) if isinstance(value, tuple) else value
+            found.append(f"model={model.name}: {field}={shown} must be {kind} of at least 1.")
+    return found
 
 
 def _size(shape: Shape) -> str:

@@ -1,0 +1,1 @@
+"""Many runs in one table, and the pictures of a run."""

@@ -1,0 +1,5 @@
+"""`python -m fedkd` is `fedkd`."""
+
+from fedkd.cli import main
+
+main()

@@ -1,0 +1,111 @@
+"""The contract of an algorithm: state is values, a round is a function of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from fedkd.core.optim import Local
+from fedkd.core.registry import Registry
+from fedkd.core.tree import Params
+from fedkd.federation.fed import Federation
+from fedkd.federation.placed import Placed
+from fedkd.models.net import Net
+
+Nets = Mapping[str, Net]
+
+
+class Setting(NamedTuple):
+    """What is known of a run before its data is loaded."""
+
+    clients: int
+    cohort: int
+    architectures: int
+    local: Local
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """A method: a frozen dataclass whose fields are its hyperparameters and which keeps nothing else.
+
+    `Server` and `Client` states are trees of tensors, NamedTuples by custom. `init_client` sees the server's first
+    state, so that a client's first state is a function of the seed whenever it is made.
+    """
+
+    name: ClassVar[str]
+    one_architecture: ClassVar[bool] = True  # averaging whole parameters needs one
+    public_data: ClassVar[bool] = False
+    everyone: ClassVar[bool] = False  # every client takes part in every round, whatever `participation` says
+
+    def problems(self, setting: Setting) -> list[str]:
+        """What of this setting the method cannot work with, as sentences."""
+        return []
+
+    @abstractmethod
+    def init_server(self, nets: Nets, seed: int) -> Any: ...
+
+    def init_client(self, net: Net, server: Any, seed: int) -> Any:
+        return ()
+
+    @abstractmethod
+    def round(self, server: Any, own: Placed[Any], fed: Federation) -> tuple[Any, Placed[Any]]: ...
+
+    @abstractmethod
+    def personal(self, server: Any, own: Placed[Any], fed: Federation) -> Placed[Params]:
+        """The model each client is judged by; may adapt on the client's own training data; leaves no trace."""
+
+    def shared(self, server: Any) -> Params | None:
+        """The server's model, where there is one."""
+        return None
+
+
+class SharedModel(NamedTuple):
+    """The state of a server that keeps one model."""
+
+    w: Params
+
+
+@dataclass(frozen=True)
+class OneModel(Algorithm):
+    """A method whose clients are all judged by the server's one model."""
+
+    def init_server(self, nets: Nets, seed: int) -> SharedModel:
+        return SharedModel(only(nets).init(seed))
+
+    def personal(self, server: SharedModel, own: Placed[Any], fed: Federation) -> Placed[Params]:
+        return fed.down(server.w, "model")
+
+    def shared(self, server: SharedModel) -> Params:
+        return server.w
+
+
+class OwnModel(NamedTuple):
+    """The state of a client that keeps one model between rounds."""
+
+    w: Params
+
+
+@dataclass(frozen=True)
+class OwnModels(Algorithm):
+    """A method whose clients keep a model each, of any architecture, and are judged by it; the server keeps nothing."""
+
+    one_architecture: ClassVar[bool] = False
+
+    def init_server(self, nets: Nets, seed: int) -> Any:
+        return ()
+
+    def init_client(self, net: Net, server: Any, seed: int) -> OwnModel:
+        return OwnModel(net.init(seed))
+
+    def personal(self, server: Any, own: Placed[OwnModel], fed: Federation) -> Placed[Params]:
+        (w,) = own
+        return w
+
+
+register = ALGORITHMS = Registry[Algorithm]("algorithm", "fedkd.algorithms")
+
+
+def only(nets: Nets) -> Net:
+    """The one architecture of a method that averages parameters."""
+    (net,) = nets.values()
+    return net

@@ -1,0 +1,100 @@
+"""SCAFFOLD: local SGD corrected for client drift by control variates.
+
+Karimireddy et al., ICML 2020, Algorithm 1, option II. "l. n" below is its line n.
+
+    paper   here             meaning
+    x       server.x         server model
+    y_i     y                client i's model during the round
+    c, c_i  server.c, own.c  the server's and client i's control variate, zero at first
+    K       fed.local_steps  local steps of client i
+    η_l     fed.lr           local learning rate
+    η_g     server_lr        server learning rate
+
+Departures
+    D1  K differs between clients: epochs are fixed, shards are not.
+    D2  running statistics of normalisation layers have no gradient: they are averaged, not corrected.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedkd.algorithms.base import Algorithm, Nets, Setting, only, register
+from fedkd.algorithms.steps import supervised
+from fedkd.core.losses import Batch
+from fedkd.core.optim import Weights
+from fedkd.core.tree import Params, add, dot, scale, sub, zeros_like
+from fedkd.federation.fed import Federation
+from fedkd.federation.placed import Placed
+from fedkd.models.net import Net
+
+
+class Server(NamedTuple):
+    x: Params
+    c: Weights
+
+
+class Client(NamedTuple):
+    c: Weights  # survives the rounds client i sits out
+
+
+class Delta(NamedTuple):
+    model: Params
+    control: Weights
+
+
+@register("scaffold")
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """Control variates double what is sent.
+
+    Parameters
+    ----------
+    server_lr : η_g > 0, the step along the mean update; the paper uses 1.
+    """
+
+    server_lr: float = 1.0
+
+    def problems(self, setting: Setting) -> list[str]:
+        local = setting.local
+        if local.optimizer == "sgd" and not local.momentum and not local.weight_decay:
+            return []
+        return [
+            "algorithm=scaffold reads its control variates off plain SGD steps, but local has "
+            f"optimizer={local.optimizer} momentum={local.momentum:g} weight_decay={local.weight_decay:g}. "
+            "Type local.optimizer=sgd local.momentum=0 local.weight_decay=0."
+        ]
+
+    def init_server(self, nets: Nets, seed: int) -> Server:
+        x = only(nets).init(seed)
+        return Server(x, zeros_like(x.weights))
+
+    def init_client(self, net: Net, server: Server, seed: int) -> Client:
+        return Client(zeros_like(server.c))
+
+    def round(self, server: Server, own: Placed[Client], fed: Federation) -> tuple[Server, Placed[Client]]:
+        x, c = fed.down(server.x, "model"), fed.down(server.c, "control")  # l. 5
+        (c_i,) = own
+        y = fed.fit(self.loss, x, c_i, c)  # l. 7-11
+        own, delta = fed.each(lambda net, *parts: self.finish(fed.lr, *parts), x, y, c_i, c, fed.local_steps)
+        mean: Delta = fed.up(delta, "model and control").mean()  # l. 13, 16
+        share = len(fed.cohort) / fed.population
+        x_next = add(server.x, scale(self.server_lr, mean.model))  # l. 17
+        return Server(x_next, add(server.c, scale(share, mean.control))), own
+
+    def loss(self, net: Net, y: Params, batch: Batch, c_i: Weights, c: Weights) -> tuple[Tensor, dict[str, Tensor]]:
+        """Its gradient is g_i(y_i) − c_i + c (l. 10)."""
+        f, stats = supervised(net, y, batch)
+        return f + dot(y.weights, sub(c, c_i)), stats
+
+    def finish(self, lr: float, x: Params, y: Params, c_i: Weights, c: Weights, steps: Tensor) -> tuple[Client, Delta]:
+        drift = scale(1 / (steps * lr), sub(x.weights, y.weights))
+        c_plus = add(sub(c_i, c), drift)  # l. 12 (ii): c_i − c + (x − y_i)/(K η_l)
+        return Client(c_plus), Delta(sub(y, x), sub(c_plus, c_i))  # l. 13, 14
+
+    def personal(self, server: Server, own: Placed[Client], fed: Federation) -> Placed[Params]:
+        return fed.down(server.x, "model")
+
+    def shared(self, server: Server) -> Params:
+        return server.x

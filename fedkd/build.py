@@ -1,0 +1,196 @@
+"""A config to the objects of a run; every incompatibility is found before training, and all are reported together."""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from fedkd.algorithms.base import ALGORITHMS, Algorithm, Setting
+from fedkd.core.errors import ConfigError, FedkdError, unknown
+from fedkd.core.optim import Local
+from fedkd.core.seeds import derive
+from fedkd.data.datasets import Dataset, Images
+from fedkd.data.partition import PARTITIONS, Assignment, Partition
+from fedkd.data.public import Public
+from fedkd.engine import Settings
+from fedkd.federation.cohort import SAMPLINGS, cohort_size
+from fedkd.federation.executors import EXECUTORS, Executor, choose
+from fedkd.federation.fed import World
+from fedkd.federation.population import Population
+from fedkd.federation.store import STORES
+from fedkd.logger.base import LoggerConfig, WandbConfig
+from fedkd.models.mixed import assign, nets_of
+from fedkd.models.net import Net
+
+Config = Mapping[str, Any]  # resolved, plain containers
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The objects a config names, before any data is loaded."""
+
+    algorithm: Algorithm
+    dataset: Dataset
+    partition: Partition
+    public: Public
+    local: Local
+    logger: LoggerConfig
+    settings: Settings
+    device: torch.device
+
+
+def parts(config: Config) -> Parts:
+    """What the config names; raises one ConfigError with everything that is wrong."""
+    for plugin in config["plugins"]:
+        importlib.import_module(plugin)
+    problems: list[str] = []
+    made: dict[str, Any] = {}
+    makers = {
+        "algorithm": lambda node: make(ALGORITHMS[node["name"]], node),
+        "dataset": lambda node: make(Dataset, node),
+        "partition": lambda node: make(PARTITIONS[node["name"]], node),
+        "public": lambda node: make(Public, node),
+        "local": lambda node: make(Local, node),
+        "logger": lambda node: LoggerConfig(**{**node, "wandb": make(WandbConfig, node["wandb"])}),
+    }
+    for key, maker in makers.items():
+        with collecting(problems):
+            made[key] = maker(config[key])
+            if key != "algorithm":
+                problems += made[key].problems()
+    with collecting(problems):
+        made["device"] = device_of(config["device"])
+    problems += _root_problems(config)
+    if "algorithm" in made and "local" in made:
+        problems += _compatibility(config, made["algorithm"], made["local"])
+    if problems:
+        raise ConfigError(problems)
+    settings = Settings(
+        participation=config["participation"],
+        sampling=config["sampling"],
+        eval_every=config["eval"]["every"],
+        eval_clients=config["eval"]["clients"],
+        checkpoint_every=config["checkpoint"]["every"],
+        on_nan=config["on_nan"],
+        store=config["store"],
+    )
+    return Parts(settings=settings, **made)
+
+
+def split(parts: Parts, config: Config, images: Images) -> Assignment:
+    """Who holds which samples, and which are held out as public."""
+    seed = config["seed"]
+    public, pool = parts.public.hold_out(images.pool(parts.dataset.pool), derive(seed, "public"))
+    found = parts.partition.assign(images.labels.numpy(), pool, config["clients"], derive(seed, "partition"))
+    return found if len(found.public) else found._replace(public=public)
+
+
+def world(parts: Parts, config: Config, images: Images, assignment: Assignment) -> World:
+    """The population on its device, and how it computes."""
+    nets = nets_of(config["model"], images.shape, images.classes)
+    member = members(nets, config, assignment)
+    pixels = parts.public.pixels(images, assignment.public, derive(config["seed"], "public"))
+    unlabelled = None if not len(pixels) else _unlabelled(images, pixels)
+    device = parts.device
+    population = Population.of(images.to(device), unlabelled and unlabelled.to(device), nets, member, assignment)
+    executors = {arch: executor(config, net, device) for arch, net in nets.items()}
+    return World(population, executors, parts.local, config["rounds"], config["seed"], parts.public)
+
+
+def executor(config: Config, net: Net, device: torch.device) -> Executor:
+    how = config["executor"]
+    return choose(how["name"], net, device, how["chunk"], config["precision"])
+
+
+def members(nets: Mapping[str, Net], config: Config, assignment: Assignment) -> np.ndarray:
+    """The number of each client's architecture."""
+    sizes = np.bincount(assignment.client[assignment.role == 0], minlength=config["clients"])
+    return assign(list(nets.values()), sizes, config["model"].get("assign", "in_turn"))
+
+
+def make(cls: type[T], node: Config) -> T:
+    """A dataclass from its config node; `name` chooses the class and is not always a field of it."""
+    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    if extra := set(node) - known - {"name"}:
+        raise ConfigError(
+            [unknown(f"a field of {node.get('name', cls.__name__)}", key, sorted(known)) for key in extra]
+        )
+    return cls(**{key: value for key, value in node.items() if key in known})
+
+
+def device_of(name: str) -> torch.device:
+    """The device `auto`, `cpu`, `cuda`, `cuda:1` or `mps` stands for."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device={name} does not exist. There are: auto, cpu, cuda, cuda:1, mps.") from None
+    available = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+    }.get(device.type, 0)
+    if (device.index or 0) >= available:
+        raise ConfigError(f"device={name} is not on this machine, which has {available} of that kind. Try device=auto.")
+    return device
+
+
+@contextmanager
+def collecting(problems: list[str]) -> Iterator[None]:
+    """Note an error instead of raising it, so that all can be told at once."""
+    try:
+        yield
+    except ConfigError as error:
+        problems += error.problems
+    except FedkdError as error:
+        problems.append(str(error))
+
+
+def _root_problems(config: Config) -> list[str]:
+    found = []
+    if not 0 < config["participation"] <= 1:
+        found.append(f"participation={config['participation']} must lie in (0, 1]: the share of clients in a round.")
+    at_least_one = {"rounds": config["rounds"], "clients": config["clients"], "eval.every": config["eval"]["every"],
+                    "eval.clients": config["eval"]["clients"], "checkpoint.every": config["checkpoint"]["every"],
+                    "executor.chunk": config["executor"]["chunk"]}  # fmt: skip
+    found += [
+        f"{key}={value} must be at least 1." for key, value in at_least_one.items() if value is not None and value < 1
+    ]
+    choices = {"sampling": SAMPLINGS, "store": STORES, "on_nan": ("stop", "skip"), "precision": ("fp32", "bf16")}
+    found += [unknown(key, config[key], known) for key, known in choices.items() if config[key] not in known]
+    if (name := config["executor"]["name"]) not in EXECUTORS:
+        found.append(unknown("executor", name, EXECUTORS))
+    return found
+
+
+def _compatibility(config: Config, algorithm: Algorithm, local: Local) -> list[str]:
+    found = []
+    names = [member if isinstance(member, str) else member["name"] for member in config["model"].get("members", [])]
+    setting = Setting(
+        config["clients"], cohort_size(config["participation"], config["clients"]), len(names) or 1, local
+    )
+    if algorithm.one_architecture and len(names) > 1:
+        others = ", ".join(name for name, other in ALGORITHMS.items() if not other.one_architecture and name != "local")
+        found.append(
+            f"algorithm={algorithm.name} averages parameters, but model={config['model']['name']} gives the clients "
+            f"{len(names)} architectures: {', '.join(names)}.\n"
+            f"Choose one architecture (model={names[0]}) or an algorithm that exchanges logits: {others}."
+        )
+    if algorithm.public_data and config["public"]["name"] == "none":
+        found.append(
+            f"algorithm={algorithm.name} exchanges predictions on public data, but public=none.\n"
+            "Type public=holdout public.size=1000, or name a dataset: public=mnist."
+        )
+    return found + algorithm.problems(setting)
+
+
+def _unlabelled(images: Images, pixels: torch.Tensor) -> Images:
+    """Public samples, normalised as the clients' are; a label of −1 cannot be learnt from by mistake."""
+    labels = torch.full((len(pixels),), -1, dtype=torch.int64)
+    return Images(pixels, labels, len(pixels), images.classes, images.mean, images.std)

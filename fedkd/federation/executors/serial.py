@@ -1,0 +1,37 @@
+"""One client after another."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fedkd.core import tree
+from fedkd.core.tree import Tree
+from fedkd.data.batches import Stream
+from fedkd.federation.executors.base import Executor
+from fedkd.models.net import Net
+
+
+class Serial(Executor):
+    """The plain loop; the fastest way to train convolutions on a CPU, where their weights lie channels last."""
+
+    @torch.no_grad()
+    def each(self, net: Net, fn: Callable[..., Tree], values: Sequence[Tree], clients: int) -> Tree:
+        return tree.stack([fn(net, *tree.take(tuple(values), i)) for i in range(clients)])
+
+    @torch.no_grad()
+    def scan(
+        self, net: Net, step: Callable[..., Tree], carry: Tree, streams: Sequence[Stream], values: Sequence[Tree]
+    ) -> Tree:
+        walk, device = streams[0].walk, streams[0].images.pixels.device
+        done: list[Tree] = [None] * len(walk.order)
+        for rank, client in enumerate(walk.order.tolist()):
+            own, value = tree.map(_channels_last, tree.take((carry, tuple(values)), client))
+            for t in range(int((walk.alive > rank).sum())):
+                with self.precision(device):
+                    own = step(net, own, *(stream.one(t, rank) for stream in streams), *value)
+            done[client] = own
+        return tree.stack(done)
+
+
+def _channels_last(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf

@@ -1,0 +1,238 @@
+"""The federation of one round: an algorithm's only window on the world."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkd.core import tree
+from fedkd.core.errors import Diverged
+from fedkd.core.fit import Fit, Loss, descend
+from fedkd.core.optim import Local
+from fedkd.core.seeds import numpy_rng
+from fedkd.core.tree import Params, Tree
+from fedkd.data import batches
+from fedkd.data.batches import Stream
+from fedkd.data.datasets import Images
+from fedkd.data.public import Public
+from fedkd.federation.executors import Executor
+from fedkd.federation.ledger import Ledger, Row
+from fedkd.federation.placed import Placed, Received
+from fedkd.federation.population import Population, Shards
+from fedkd.models.net import Net
+
+SUM_BATCH = 512  # samples a step when sums are taken over a client's data
+
+
+@dataclass(frozen=True)
+class World:
+    """What stays the same all through a run."""
+
+    population: Population
+    executors: dict[str, Executor]  # by architecture
+    local: Local
+    rounds: int
+    seed: int
+    public: Public
+
+
+class Federation:
+    """The server's view of one round with one cohort."""
+
+    def __init__(self, world: World, round: int, cohort: np.ndarray, ledger: Ledger) -> None:
+        self._world, self._ledger = world, ledger
+        self._groups = world.population.by_architecture(cohort)
+        self.round = round
+        self.cohort = cohort
+        self.population = len(world.population)
+        self.sizes = world.population.train.sizes[cohort]  # |D_i|
+        self.local = world.local
+        self.lr = world.local.lr_at(round, world.rounds)
+
+    @property
+    def archs(self) -> list[str]:
+        """The cohort's architectures, client by client."""
+        names = list(self._world.population.nets)
+        return [names[i] for i in self._world.population.member[self.cohort]]
+
+    @property
+    def nets(self) -> dict[str, Net]:
+        return self._world.population.nets
+
+    # what crosses the network
+
+    def down(self, value: Tree, what: str) -> Placed[Any]:
+        """One value to every client of the cohort."""
+        self._ledger.down(self.round, what, len(self.cohort), value)
+        return Placed({arch: tree.expand(value, len(places)) for arch, places in self._groups.items()})
+
+    def down_each(self, values: Sequence[Tree], what: str) -> Placed[Any]:
+        """To client i of the cohort, values[i]."""
+        self._ledger.down_each(self.round, what, values)
+        return Placed({arch: tree.stack([values[i] for i in places]) for arch, places in self._groups.items()})
+
+    def up(self, placed: Placed[Any], what: str) -> Received[Any]:
+        """Clients to server."""
+        stacks = [(places, placed._stacks[arch]) for arch, places in self._groups.items()]
+        self._ledger.up(self.round, what, len(self.cohort), [stack for _, stack in stacks])
+        return Received(stacks)
+
+    @property
+    def crossed(self) -> list[Row]:
+        """What has crossed so far."""
+        return self._ledger.rows
+
+    # what the clients compute
+
+    def each(self, fn: Callable[..., Any], *values: Placed[Any]) -> Placed[Any]:
+        """fn(net, *values) at every client."""
+        return self._lift(
+            lambda arch, executor, own: executor.each(self.nets[arch], fn, own, len(self._groups[arch])), values
+        )
+
+    def sum(self, fn: Callable[..., Any], *values: Placed[Any], over: str = "train") -> Placed[Any]:
+        """Σ over batches of fn(net, batch, *values); over "train" or "validation", where a batch's weights are 1."""
+        shards = {"train": self._world.population.train, "validation": self._world.population.validation}[over]
+        return self.sum_over(shards, fn, *values)
+
+    def sum_over(self, shards: Shards, fn: Callable[..., Any], *values: Placed[Any]) -> Placed[Any]:
+        def add(net: Net, total: Tree, batch: Any, *own: Tree) -> Tree:
+            here = fn(net, batch, *own)
+            return here if total == () else tree.add(total, here)
+
+        def fold(arch: str, executor: Executor, own: Sequence[Tree]) -> Tree:
+            walk = batches.in_order(shards.of(self.cohort[self._groups[arch]]), SUM_BATCH)
+            stream = Stream(self._world.population.images, walk, mean=False)
+            return executor.scan(self.nets[arch], add, (), [stream], own)
+
+        return self._lift(fold, values)
+
+    def train(
+        self,
+        step: Callable[..., Any],
+        carry: Placed[Any],
+        *values: Placed[Any],
+        over: str = "train",
+        beside: int | None = None,
+        **pace: int | None,
+    ) -> Placed[Any]:
+        """carry <- step(net, carry, batch, *values) over local batches; the only definition of an epoch.
+
+        Parameters
+        ----------
+        over : "train", the client's own data, or "public", the round's public batch (whose rows `batch.row` names).
+        beside : draw that many public samples at every step too: step(net, carry, batch, public_batch, *values).
+        pace : `epochs`, `steps`, `batch_size` where they differ from `local`'s.
+        """
+        local = replace(self.local, **_pace(pace))  # type: ignore[arg-type]
+
+        def scan(arch: str, executor: Executor, own: Sequence[Tree]) -> Tree:
+            streams = self._streams(self.cohort[self._groups[arch]], local, over, beside)
+            return executor.scan(self.nets[arch], step, own[0], streams, own[1:])
+
+        trained = self._lift(scan, (carry, *values))
+        self._check_finite(trained)
+        return trained
+
+    def fit(self, loss: Loss, model: Placed[Params], *values: Placed[Any], **how: Any) -> Placed[Params]:
+        """The model trained on `loss` by the local optimiser, which starts afresh; `how` as in `train`."""
+        optimizer = self.local.optimizer_at(self.lr)
+        start = Placed({arch: Fit(w, torch.vmap(optimizer.init)(w.weights)) for arch, w in model._stacks.items()})
+        trained, _ = self.train(descend(loss, optimizer), start, *values, **how)
+        return trained
+
+    @property
+    def local_steps(self) -> Placed[torch.Tensor]:
+        """K_i, the steps `train` takes at each client."""
+        steps = [self._steps(int(size), self.local) for size in self.sizes]
+        counts = torch.tensor(steps, dtype=torch.float32).to(self._world.population.images.pixels.device)
+        return Placed({arch: counts[torch.from_numpy(places)] for arch, places in self._groups.items()})
+
+    # what everyone sees
+
+    @cached_property
+    def public(self) -> torch.Tensor:
+        """The public samples of this round, unlabelled and normalised."""
+        public = self._public
+        return public.batch(torch.arange(len(public.labels), device=public.labels.device))
+
+    def predict_public(self, model: Placed[Params]) -> Placed[torch.Tensor]:
+        """Every client's logits on the public samples."""
+        return self.each(lambda net, w: net.predict(w, self.public), model)
+
+    def coin(self, probability: float) -> bool:
+        """The round's shared randomness."""
+        return bool(numpy_rng(self._world.seed, "coin", self.round).random() < probability)
+
+    # how it is done
+
+    @cached_property
+    def _public(self) -> Images:
+        public = self._world.population.public
+        if public is None:
+            raise RuntimeError("this run has no public data; an algorithm that needs it sets public_data = True")
+        rows = self._world.public.rows(len(public.labels), self._world.seed, self.round)
+        if rows is None:
+            return public
+        at = torch.from_numpy(rows).to(public.labels.device)
+        return replace(public, pixels=public.pixels[at], labels=public.labels[at])
+
+    def _lift(self, run: Callable[[str, Executor, Sequence[Tree]], Tree], values: Sequence[Placed[Any]]) -> Placed[Any]:
+        executors = self._world.executors
+        return Placed({arch: run(arch, executors[arch], [v._stacks[arch] for v in values]) for arch in self._groups})
+
+    def _steps(self, size: int, local: Local) -> int:
+        if local.steps is not None:
+            return local.steps
+        return (local.epochs or 1) * -(-size // (local.batch_size or size))
+
+    def _streams(self, clients: np.ndarray, local: Local, over: str, beside: int | None) -> list[Stream]:
+        population = self._world.population
+        if over == "train":
+            images, shards = population.images, population.train.of(clients)
+        else:
+            images, shards = self._public, [np.arange(len(self._public.labels))] * len(clients)
+        order = self._order(clients, over)
+        if local.steps is not None:
+            walk = batches.steps(shards, [local.steps] * len(clients), local.batch_size, order)
+        else:
+            walk = batches.epochs(shards, local.epochs or 1, local.batch_size, order)
+        streams = [Stream(images, walk, mean=True)]
+        if beside is not None:
+            public = [np.arange(len(self._public.labels))] * len(clients)
+            counts = [self._steps(len(shard), local) for shard in shards]
+            walk = batches.steps(public, counts, beside, self._order(clients, "beside"))
+            streams.append(Stream(self._public, walk, mean=True))
+        return streams
+
+    def _order(self, clients: np.ndarray, purpose: str) -> batches.Order:
+        """Shuffles by (seed, round, client, purpose)."""
+        rngs = [numpy_rng(self._world.seed, purpose, self.round, int(client)) for client in clients]
+        return lambda place, count: rngs[place].permutation(count)
+
+    def _check_finite(self, trained: Placed[Any]) -> None:
+        bad: list[int] = []
+        for arch, places in self._groups.items():
+            finite = torch.ones(len(places), dtype=torch.bool)
+            for leaf in tree.leaves(trained._stacks[arch]):
+                if leaf.is_floating_point() and leaf.numel():
+                    finite = finite.to(leaf.device) & leaf.reshape(len(places), -1).isfinite().all(1)
+            if not _is_fake(finite):
+                bad += self.cohort[places][~finite.cpu().numpy()].tolist()
+        if bad:
+            raise Diverged(sorted(bad), self.round, self.lr)
+
+
+def _pace(pace: dict[str, int | None]) -> dict[str, int | None]:
+    """What is given; asking for epochs overrules the config's steps."""
+    given = {key: value for key, value in pace.items() if value is not None or key == "batch_size"}
+    return {"steps": None, **given} if "epochs" in given else given
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)

@@ -1,0 +1,165 @@
+"""Where the clients' states lie between rounds: in memory, or on disk for populations that do not fit.
+
+A client's first state is a function of the seed, so it is made when first asked for and absent clients cost nothing.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkd.core import tree
+from fedkd.core.tree import Tree
+from fedkd.federation.placed import Placed
+from fedkd.federation.population import Population
+
+STORES = ("memory", "disk")
+First = Callable[[int], Tree]  # a client's first state
+
+
+class Store(ABC):
+    """The states of all clients, read and written a cohort at a time."""
+
+    def __init__(self, population: Population, first: First) -> None:
+        self.population, self.first = population, first
+        self.present = np.zeros(len(population), bool)
+
+    def gather(self, clients: np.ndarray) -> Placed[Any]:
+        """The clients' states, as a placed value."""
+        stacks = {}
+        for arch, places in self.population.by_architecture(clients).items():
+            members = clients[places]
+            if len(fresh := members[~self.present[members]]):
+                self._write(arch, fresh, tree.stack([self.first(int(client)) for client in fresh]))
+                self.present[fresh] = True
+            stacks[arch] = self._read(arch, members)
+        return Placed(stacks)
+
+    def scatter(self, clients: np.ndarray, states: Placed[Any]) -> None:
+        """Keep the clients' new states."""
+        for arch, places in self.population.by_architecture(clients).items():
+            self._write(arch, clients[places], states._stacks[arch])
+        self.present[clients] = True
+
+    @abstractmethod
+    def _read(self, arch: str, clients: np.ndarray) -> Tree: ...
+
+    @abstractmethod
+    def _write(self, arch: str, clients: np.ndarray, states: Tree) -> None: ...
+
+    @abstractmethod
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+
+    @abstractmethod
+    def restore(self, saved: dict[str, Any]) -> None: ...
+
+    def saved(self) -> None:  # noqa: B027 - only the disk store needs to know
+        """Called when the checkpoint that holds the last snapshot is safely on disk."""
+
+
+class Memory(Store):
+    """One table an architecture, a row a client."""
+
+    def __init__(self, population: Population, first: First) -> None:
+        super().__init__(population, first)
+        self._tables: dict[str, Tree] = {}
+        self._row = np.zeros(len(population), np.int64)  # a client's row in its architecture's table
+        for members in population.by_architecture(np.arange(len(population))).values():
+            self._row[members] = np.arange(len(members))
+
+    def _rows(self, clients: np.ndarray, leaf: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self._row[clients]).to(leaf.device)
+
+    def _read(self, arch: str, clients: np.ndarray) -> Tree:
+        return tree.map(lambda leaf: leaf[self._rows(clients, leaf)], self._tables[arch])
+
+    def _write(self, arch: str, clients: np.ndarray, states: Tree) -> None:
+        if arch not in self._tables:
+            count = int((self.population.member == list(self.population.nets).index(arch)).sum())
+            self._tables[arch] = tree.map(lambda leaf: leaf.new_empty(count, *leaf.shape[1:]), states)
+        tree.map(lambda table, leaf: table.index_copy_(0, self._rows(clients, leaf), leaf), self._tables[arch], states)
+
+    def snapshot(self) -> dict[str, Any]:
+        kept = np.flatnonzero(self.present)
+        groups = self.population.by_architecture(kept)
+        return {
+            "clients": torch.from_numpy(kept),
+            "states": {arch: tree.to(self._read(arch, kept[places]), "cpu") for arch, places in groups.items()},
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        kept = saved["clients"].numpy()
+        for arch, places in self.population.by_architecture(kept).items():
+            states = tree.to(saved["states"][arch], self.population.images.pixels.device)
+            self._write(arch, kept[places], states)
+        self.present[kept] = True
+
+
+class Disk(Store):
+    """One sparse file an architecture, two slots a client.
+
+    A write goes to the slot that the last checkpoint does not refer to, so a run killed at any moment finds the states
+    of its checkpoint untouched, and a checkpoint is one small array whatever the number of clients.
+    """
+
+    def __init__(self, population: Population, first: First, folder: Path) -> None:
+        super().__init__(population, first)
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._files = {arch: os.open(folder / f"{arch}.bin", os.O_RDWR | os.O_CREAT) for arch in population.nets}
+        self._layouts: dict[str, Tree] = {}  # per architecture, one client's state as a template
+        self._slot = np.full(len(population), -1, np.int8)  # where each client's state lies; -1 nowhere
+        self._safe = self._slot.copy()  # the same, at the last checkpoint
+
+    def _record(self, arch: str, client: int) -> int:
+        """The size of one state in bytes."""
+        if arch not in self._layouts:
+            self._layouts[arch] = self.first(client)
+        return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(self._layouts[arch]))
+
+    def _read(self, arch: str, clients: np.ndarray) -> Tree:
+        size = self._record(arch, int(clients[0]))
+        raw = np.empty((len(clients), size), np.uint8)
+        for row, client in enumerate(clients.tolist()):
+            at = (2 * client + int(self._slot[client])) * size
+            if os.preadv(self._files[arch], [memoryview(raw[row])], at) != size:
+                raise OSError(f"{self.folder / arch}.bin is cut off: client {client} is missing")
+        at = 0
+
+        def cut(leaf: torch.Tensor) -> torch.Tensor:
+            nonlocal at
+            width = leaf.numel() * leaf.element_size()
+            piece = torch.from_numpy(raw[:, at : at + width].copy())
+            at += width
+            return piece.view(leaf.dtype).view(len(clients), *leaf.shape).to(leaf.device)
+
+        return tree.map(cut, self._layouts[arch])
+
+    def _write(self, arch: str, clients: np.ndarray, states: Tree) -> None:
+        size = self._record(arch, int(clients[0]))
+        flat = [
+            leaf.detach().cpu().contiguous().view(len(clients), -1).view(torch.uint8) for leaf in tree.leaves(states)
+        ]
+        raw = torch.cat(flat, 1).numpy() if flat else np.empty((len(clients), 0), np.uint8)
+        for row, client in enumerate(clients.tolist()):
+            slot = 1 if self._safe[client] == 0 else 0
+            os.pwrite(self._files[arch], raw[row], (2 * client + slot) * size)
+            self._slot[client] = slot
+
+    def snapshot(self) -> dict[str, Any]:
+        for file in self._files.values():
+            os.fsync(file)
+        return {"slot": torch.from_numpy(self._slot.copy())}
+
+    def saved(self) -> None:
+        self._safe = self._slot.copy()
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._slot = saved["slot"].numpy().copy()
+        self._safe = self._slot.copy()
+        self.present = self._slot >= 0

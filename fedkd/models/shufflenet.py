@@ -1,0 +1,35 @@
+"""ShuffleNetV2 x1.0: torchvision's, its last layer a feature layer of d numbers, and a linear head (FedHKD)."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedkd.models.net import Architecture, Shape, Split, not_positive, register
+
+
+@register("shufflenet")
+@dataclass(frozen=True)
+class ShuffleNet(Architecture):
+    """ShuffleNetV2 (Ma et al., ECCV 2018) of width 1; fits every image size.
+
+    Parameters
+    ----------
+    feature_size : d. FedHKD has 32 on SVHN; no non-linearity follows the feature layer, as in its code.
+    small_stem : the first convolution without stride and pool, as in KT-pFL's code: 16 times the work.
+    """
+
+    feature_size: int = 32
+    small_stem: bool = False
+
+    def module(self, shape: Shape, classes: int) -> Split:
+        from torchvision.models import shufflenet_v2_x1_0  # its import takes seconds: only for those who ask
+
+        backbone = shufflenet_v2_x1_0(num_classes=self.feature_size)
+        stride = 1 if self.small_stem else 2
+        backbone.conv1[0] = nn.Conv2d(shape[0], 24, 3, stride, padding=1, bias=False)
+        if self.small_stem:
+            backbone.maxpool = nn.Identity()
+        return Split(backbone, nn.Linear(self.feature_size, classes))
+
+    def problems(self) -> list[str]:
+        return super().problems() + not_positive(self, "feature_size")

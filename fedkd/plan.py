@@ -1,0 +1,170 @@
+"""The plan of a run without training: the rounds are walked through on tensors that have shapes but no memory."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fedkd import build
+from fedkd.core import tree
+from fedkd.core.optim import Adam, Local
+from fedkd.data.datasets import Images
+from fedkd.data.partition import Assignment
+from fedkd.federation import cohort
+from fedkd.federation.executors import Vmapped
+from fedkd.federation.executors.outline import Outline
+from fedkd.federation.fed import Federation, World
+from fedkd.federation.ledger import Ledger
+from fedkd.federation.store import Memory
+from fedkd.models.net import Net
+
+PATIENCE = 5.0  # seconds; a plan that would take longer extends the rounds it has seen to all of them
+
+
+def plan(parts: build.Parts, config: build.Config, images: Images, assignment: Assignment) -> dict[str, Any]:
+    """What a run of this config will hold and send."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        world = build.world(parts, config, images, assignment)
+        world = replace(world, executors={arch: Outline() for arch in world.population.nets})
+        ledger, state, seen = _walk(parts, world)
+    population = world.population
+    m = len(population) if parts.algorithm.everyone else cohort.cohort_size(config["participation"], len(population))
+    return {
+        "algorithm": parts.algorithm.name,
+        "rounds": world.rounds,
+        "clients": {
+            "count": len(population),
+            "per_round": m,
+            **{role: _spread(getattr(population, role).sizes) for role in ("train", "validation", "test")},
+        },
+        "public": None if population.public is None else len(population.public.labels),
+        "models": {
+            name: {"params": net.params, "clients": int((population.member == i).sum())}
+            for i, (name, net) in enumerate(population.nets.items())
+        },
+        "comm": _communication(ledger, seen, world.rounds),
+        "memory": _memory(world, config, state, m),
+    }
+
+
+def _walk(parts: build.Parts, world: World) -> tuple[Ledger, int, int]:
+    """Rounds on fake tensors: the ledger, the bytes of a client's state, how many rounds were walked."""
+    population, nets = world.population, list(world.population.nets.values())
+    device = population.images.pixels.device
+    server = tree.to(parts.algorithm.init_server(population.nets, 0), device)
+    firsts = [tree.to(parts.algorithm.init_client(net, server, 0), device) for net in nets]
+    store = Memory(population, lambda client: firsts[population.member[client]])
+    participation = 1.0 if parts.algorithm.everyone else parts.settings.participation
+    ledger, began, number = Ledger(), time.perf_counter(), 0
+    while number < world.rounds and (number < 3 or time.perf_counter() - began < PATIENCE):
+        number += 1
+        who = cohort.draw(population.train.sizes, participation, parts.settings.sampling, world.seed, number)
+        fed = Federation(world, number, who, ledger)
+        server, own = parts.algorithm.round(server, store.gather(who), fed)
+        store.scatter(who, own)
+    return ledger, max(map(_bytes, firsts)), number
+
+
+def _communication(ledger: Ledger, seen: int, rounds: int) -> dict[str, Any]:
+    unicast = {unit: ledger.totals[f"comm/total/{unit}"] for unit in ("params", "bytes")}
+    broadcast = {unit: ledger.totals[f"comm/broadcast/{unit}"] for unit in ("params", "bytes")}
+    sums = {"unicast": unicast, "broadcast": broadcast}
+
+    def over(count: int) -> dict[str, dict[str, int]]:
+        return {way: {unit: round(value * count / seen) for unit, value in kind.items()} for way, kind in sums.items()}
+
+    return {
+        "per_round": over(1),
+        "total": over(rounds),
+        "exact": seen == rounds,  # else the mean of the rounds walked through, times all
+        "by_kind": [{**kind, "params": round(kind["params"] / seen), "bytes": round(kind["bytes"] / seen)}
+                    for kind in ledger.by_kind()],
+    }  # fmt: skip
+
+
+def _memory(world: World, config: build.Config, state: int, m: int) -> dict[str, int]:
+    """Bytes, roughly: what lies in memory while a cohort trains."""
+    population = world.population
+    largest = max(population.nets.values(), key=lambda net: net.params)
+    together = min(m, config["executor"]["chunk"] or m) if _vmapped(config, largest) else 1
+    batch = config["local"]["batch_size"] or int(population.train.sizes.max())
+    kept = m if config["store"] == "disk" else len(population)
+    return {
+        "dataset": population.images.pixels.numel(),
+        "client_states": state * kept,
+        "training": 4 * largest.params * (m + together * (1 + _moments(world.local))),
+        "activations": 2 * 4 * activations(largest) * batch * together,
+    }
+
+
+def _vmapped(config: build.Config, net: Net) -> bool:
+    return isinstance(build.executor(config, net, build.device_of(config["device"])), Vmapped)
+
+
+def _moments(local: Local) -> int:
+    return 2 if isinstance(local.optimizer_at(local.lr), Adam) else int(local.momentum > 0)
+
+
+def activations(net: Net) -> int:
+    """Numbers a forward pass of one sample leaves behind for the backward pass."""
+    total = 0
+
+    def count(module: Any, inputs: Any, output: Any) -> None:
+        nonlocal total
+        if isinstance(output, torch.Tensor) and not list(module.children()):
+            total += output.numel()
+
+    module = net._predicting
+    hooks = [m.register_forward_hook(count) for m in module.modules()]
+    module(torch.empty(1, *net.shape, device="meta"))
+    for hook in hooks:
+        hook.remove()
+    return total
+
+
+def _bytes(state: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(state))
+
+
+def _spread(sizes: np.ndarray) -> dict[str, float]:
+    return {
+        "total": int(sizes.sum()),
+        "min": int(sizes.min()),
+        "median": float(np.median(sizes)),
+        "max": int(sizes.max()),
+    }
+
+
+def show(plan: Mapping[str, Any], directory: Path) -> None:
+    """The plan for a person."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    clients, comm = plan["clients"], plan["comm"]
+    console.print(f"[bold]Plan[/bold]: {plan['algorithm']}, {plan['rounds']} rounds, nothing is trained")
+    console.print(f"  clients    {clients['count']:,}, {clients['per_round']:,} a round")
+    for role in ("train", "validation", "test"):
+        s = clients[role]
+        if s["total"]:
+            spread = f"{s['min']:,} to {s['max']:,} a client, median {s['median']:,.0f}"
+            console.print(f"  {role:<10} {s['total']:,} samples: {spread}")
+    if plan["public"]:
+        console.print(f"  public     {plan['public']:,} unlabelled samples")
+    for name, model in plan["models"].items():
+        console.print(f"  model      {name}: {model['params']:,} parameters, {model['clients']:,} clients")
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for column in ("communication", "params a round", "bytes a round", "params in all", "bytes in all"):
+        table.add_column(column, justify="left" if column == "communication" else "right")
+    for way in ("unicast", "broadcast"):
+        cells = [f"{comm[span][way][unit]:,}" for span in ("per_round", "total") for unit in ("params", "bytes")]
+        table.add_row(f"  {way}", *cells)
+    console.print(table)
+    memory = ", ".join(f"{name.replace('_', ' ')} {size / 1e6:,.1f} MB" for name, size in plan["memory"].items())
+    console.print(f"  memory     {sum(plan['memory'].values()) / 1e6:,.1f} MB: {memory}")
+    console.print(f"  written to {directory / 'plan.json'}")

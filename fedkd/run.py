@@ -1,0 +1,211 @@
+"""One run from a composed config to its directory of results."""
+
+import csv
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from fedkd import __version__, build, checkpoint
+from fedkd import plan as planning
+from fedkd.core.errors import CheckpointError, ConfigError, FedkdError
+from fedkd.core.signals import Interrupted
+from fedkd.data.partition import Assignment
+from fedkd.engine import Engine, State
+from fedkd.evaluate import Evaluation
+from fedkd.federation.ledger import Row
+from fedkd.federation.population import Population
+from fedkd.logger import make
+from fedkd.logger.base import Run
+from fedkd.logger.jsonl import read
+from fedkd.report.plots import draw_curves, draw_partition
+
+FREE = ("resume", "device", "executor", "logger", "checkpoint", "dry_run")  # what a resumed run may change
+
+
+def run(
+    config: dict[str, Any], directory: Path, overrides: Sequence[str] = (), group: str | None = None
+) -> float | None:
+    """Train, evaluate, write everything; returns the metric named by `objective` (None for a dry run)."""
+    began = time.perf_counter()
+    config, directory, resuming = resumed(config, directory, overrides)
+    parts = build.parts(config)
+    images = parts.dataset.load()
+    assignment = build.split(parts, config, images)
+    if config["dry_run"]:
+        plan = planning.plan(parts, config, images, assignment)
+        write_json(directory / "plan.json", plan)
+        planning.show(plan, directory)
+        return None
+    world = build.world(parts, config, images, assignment)
+    loggers = make(parts.logger)
+    engine = Engine(parts.algorithm, world, parts.settings, directory, loggers, config)
+    saved = checkpoint.load(directory, parts.algorithm) if resuming else None
+    state = engine.start() if saved is None else engine.resume(saved)
+    write_setting(directory, config, overrides, assignment)
+    loggers.start(
+        Run(
+            directory=directory,
+            config=config,
+            rounds=world.rounds,
+            start=state.round,
+            resumed={} if saved is None else saved["loggers"],
+            group=group,
+            name=f"{parts.algorithm.name}-{parts.dataset.name}-{config['seed']}",
+            job_type=parts.algorithm.name,
+            tags=[parts.dataset.name, parts.partition.name, config["model"]["name"]],
+        )
+    )
+    try:
+        verdict = engine.run(state)
+    except Interrupted as stop:
+        loggers.stop(f"stopped by {stop} after round {state.round}; continue with: fedkd resume={directory}")
+        raise
+    except FedkdError as error:
+        loggers.stop(str(error))
+        raise
+    history = read(directory / "metrics.jsonl")
+    summary = summarise(history, state, config)
+    summary["time/total"] = time.perf_counter() - began
+    write_results(directory, world.population, verdict, state.ledger.rows, assignment)
+    title = f"{parts.algorithm.name} on {parts.dataset.name}, {parts.partition.name} split, seed {config['seed']}"
+    draw_curves(directory / "curves.png", history, title)
+    write_json(directory / "summary.json", summary)
+    loggers.finish(summary)
+    return headline(summary, config["objective"])
+
+
+def resumed(config: dict[str, Any], directory: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Path, bool]:
+    """The config and directory a run goes by, and whether it continues a checkpoint."""
+    asked = config["resume"]
+    if asked is None:
+        return config, directory, False
+    if asked == "auto":
+        if not checkpoint.path_in(directory).exists():
+            return config, directory, False
+        named = set(config)
+    else:
+        directory = Path(asked)
+        if not (directory / "config.yaml").exists():
+            raise CheckpointError(f"resume={asked}: there is no run in that directory (config.yaml is missing).")
+        named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
+    own = yaml.safe_load((directory / "config.yaml").read_text())
+    other = sorted(key for key in named - {*FREE} if key in config and config[key] != own.get(key))
+    if other:
+        raise CheckpointError(
+            f"{directory} was run with another config; these differ: {', '.join(other)}.\n"
+            f"A resumed run keeps its own config: fedkd resume={directory} (only {', '.join(FREE[1:-1])} may change)."
+        )
+    changed = {key: config[key] for key in FREE if key in named}
+    return {**own, **changed, "resume": None}, directory, True
+
+
+def summarise(history: Sequence[Mapping[str, Any]], state: State, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The last value of every metric, the best of every accuracy and loss."""
+    summary: dict[str, Any] = {
+        "algorithm": config["algorithm"]["name"],
+        "dataset": config["dataset"]["name"],
+        "seed": config["seed"],
+        "rounds": state.round,
+    }
+    for name in history[-1]:
+        values = [line[name] for line in history if line.get(name) is not None]
+        if name.startswith(("acc/", "loss/")) and values:
+            summary[f"best/{name}"] = max(values) if name.startswith("acc/") else min(values)
+        summary[f"last/{name}"] = history[-1][name]
+    judged = [line for line in history if line.get("acc/personal/mean") is not None]
+    if judged:
+        summary["best/round"] = max(judged, key=lambda line: line["acc/personal/mean"])["round"]
+    summary["dropped_clients"] = sorted(state.dropped)
+    summary["communication"] = state.ledger.by_kind()
+    return summary
+
+
+def headline(summary: Mapping[str, Any], objective: str) -> float:
+    try:
+        return float(summary[f"last/{objective}"])
+    except KeyError:
+        known = sorted(key.removeprefix("last/") for key in summary if key.startswith("last/"))
+        raise ConfigError(
+            f"objective={objective} is not a metric of this run. There are: {', '.join(known)}."
+        ) from None
+
+
+def write_setting(directory: Path, config: Mapping[str, Any], overrides: Sequence[str], assignment: Assignment) -> None:
+    """What is known before the first round; a resumed run finds it there."""
+    if (directory / "config.yaml").exists() and checkpoint.path_in(directory).exists():
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    assignment.save(directory / "partition.npz")
+    write_json(directory / "versions.json", versions())
+    write_json(directory / "command.json", {"overrides": list(overrides)})
+    write_text(directory / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+
+
+def write_results(
+    directory: Path, population: Population, verdict: Evaluation, rows: Sequence[Row], assignment: Assignment
+) -> None:
+    labels = population.images.labels.cpu().numpy()
+    classes = np.zeros((len(population), population.images.classes), np.int64)
+    np.add.at(classes, (assignment.client, labels[assignment.index]), 1)
+    draw_partition(directory / "partition.png", classes)
+    write_csv(directory / "ledger.csv", Row._fields, rows)
+    judged = dict(zip(verdict.clients.tolist(), range(len(verdict.clients)), strict=True))
+    names = list(population.nets)
+    table = []
+    for client in range(len(population)):
+        at = judged.get(client)
+        scores = [(s.accuracy[at], s.loss[at]) if s is not None and at is not None else ("", "")
+                  for s in (verdict.personal, verdict.shared)]  # fmt: skip
+        sizes = (population.train.sizes[client], population.validation.sizes[client], population.test.sizes[client])
+        held = int((classes[client] > 0).sum())
+        table.append((client, names[population.member[client]], *sizes, held, *scores[0], *scores[1]))
+    columns = ("client", "architecture", "train", "validation", "test", "classes",
+               "acc_personal", "loss_personal", "acc_shared", "loss_shared")  # fmt: skip
+    write_csv(directory / "clients.csv", columns, table)
+
+
+def versions() -> dict[str, str | None]:
+    """What the numbers depend on beside the config."""
+    packages = ("torch", "torchvision", "numpy", "scikit-learn", "hydra-core", "omegaconf", "wandb")
+    found: dict[str, str | None] = {name: importlib.metadata.version(name) for name in packages}
+    root = Path(__file__).resolve().parent.parent
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    commit = None
+    if (root / ".git").exists():
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
+    return {
+        "fedkd": __version__,
+        "commit": commit,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        **found,
+    }
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    with open(path.with_suffix(".new"), "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+    os.replace(path.with_suffix(".new"), path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".new").write_text(text)
+    os.replace(path.with_suffix(".new"), path)

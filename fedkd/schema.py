@@ -1,0 +1,121 @@
+"""Structured configs, so that a typo fails when the config is composed; each entry's is made from its dataclass."""
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from fedkd.algorithms.base import ALGORITHMS
+from fedkd.core.optim import Local
+from fedkd.data.datasets import Dataset
+from fedkd.data.partition import PARTITIONS
+from fedkd.data.public import Public
+from fedkd.logger.base import LoggerConfig
+from fedkd.models.net import MODELS
+
+REGISTRIES: Mapping[str, Mapping[str, type]] = {"algorithm": ALGORITHMS, "partition": PARTITIONS, "model": MODELS}
+
+
+@dataclass
+class Eval:
+    every: int = 1
+    clients: int | None = None
+
+
+@dataclass
+class Checkpoint:
+    every: int | None = 10
+
+
+@dataclass
+class Executor:
+    name: str = "auto"
+    chunk: int | None = None
+
+
+@dataclass
+class Root:
+    """The root of the config; conf/config.yaml explains the keys."""
+
+    rounds: int = 20
+    clients: int = 20
+    participation: float = 1.0
+    sampling: str = "uniform"
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "fp32"
+    store: str = "memory"
+    on_nan: str = "stop"
+    objective: str = "acc/personal/mean"
+    resume: str | None = None
+    dry_run: bool = False
+    plugins: list[str] = field(default_factory=list)
+    eval: Eval = field(default_factory=Eval)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    local: Any = None
+    dataset: Any = None
+    partition: Any = None
+    public: Any = None
+    model: Any = None
+    algorithm: Any = None
+    executor: Any = None
+    logger: Any = None
+
+
+def register(conf: Path, plugins: Sequence[str] = ()) -> None:
+    """Sign up every schema with Hydra, and plugins' entries as options of their group."""
+    for plugin in plugins:
+        importlib.import_module(plugin)
+    store = ConfigStore.instance()
+    store.store(group="schema", name="root", node=Root)
+    store.store(group="schema/executor", name="executor", node=Executor)
+    store.store(group="schema/logger", name="logger", node=LoggerConfig)
+    store.store(group="schema/local", name="local", node=twin(Local))
+    store.store(group="schema/dataset", name="dataset", node=twin(Dataset))
+    store.store(group="schema/public", name="public", node=twin(Public))
+    for group, registry in REGISTRIES.items():
+        for name, entry in registry.items():
+            store.store(group=f"schema/{group}", name=name, node=twin(entry, name))
+            if not (conf / group / f"{name}.yaml").exists():
+                store.store(group=group, name=name, node=twin(entry, name))
+    resolvers = {"architectures": _architectures, "run_directory": _run_directory, "choices": lambda: _choices(conf)}
+    for resolver, function in resolvers.items():
+        OmegaConf.register_new_resolver(resolver, function, replace=True)
+
+
+def twin(cls: type, name: str | None = None) -> type:
+    """A mutable copy of a frozen dataclass (OmegaConf makes a frozen one's node read-only), with the entry's name."""
+    hints = get_type_hints(cls)
+    copies: list[tuple[str, Any, Any]] = [] if name is None else [("name", str, field(default=name))]
+    for item in dataclasses.fields(cls):
+        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        if isinstance(default, list | tuple | dict):
+            kept = field(default_factory=lambda value=default: list(value) if isinstance(value, tuple) else value)
+        else:
+            kept = field(default="???" if default is dataclasses.MISSING else default)
+        copies.append((item.name, hints[item.name], kept))
+    return dataclasses.make_dataclass(f"{cls.__name__}Config", copies)
+
+
+def _architectures(algorithm: str, mixed: Sequence[str], single: str) -> list[str]:
+    """The members of model=auto: several where the algorithm allows it, one where it averages parameters."""
+    return [single] if algorithm in ALGORITHMS and ALGORITHMS[algorithm].one_architecture else list(mixed)
+
+
+def _run_directory(resume: str | None, fresh: str) -> str:
+    """A run is resumed in place."""
+    return resume if resume and resume != "auto" and Path(resume).is_dir() else fresh
+
+
+def _choices(conf: Path) -> str:
+    """The groups and their options, for --help."""
+    lines = []
+    for group in sorted(path for path in conf.iterdir() if path.is_dir()):
+        options = sorted(str(f.relative_to(group).with_suffix("")) for f in group.rglob("*.yaml"))
+        lines.append(f"  {group.name:<11}{', '.join(options)}")
+    return "\n".join(lines)

@@ -1,0 +1,109 @@
+"""Worlds small enough to test every algorithm in: random 4x4 images, a handful of clients of unequal sizes."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedkd.algorithms.base import ALGORITHMS, Algorithm
+from fedkd.core.optim import Local
+from fedkd.data.datasets import Images
+from fedkd.data.partition import Assignment
+from fedkd.data.public import Public
+from fedkd.engine import Engine, Settings
+from fedkd.federation.executors import choose
+from fedkd.federation.fed import World
+from fedkd.federation.population import Population
+from fedkd.logger.base import Loggers
+from fedkd.models.net import Architecture, Net, Split
+
+CLASSES, SHAPE = 3, (1, 4, 4)
+
+
+@dataclass(frozen=True)
+class Linear(Architecture):
+    name = "linear"
+
+    def module(self, shape, classes):
+        return Split(nn.Flatten(), nn.Linear(16, classes))
+
+
+@dataclass(frozen=True)
+class Hidden(Architecture):
+    name = "hidden"
+
+    def module(self, shape, classes):
+        return Split(nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU()), nn.Linear(5, classes))
+
+
+@dataclass(frozen=True)
+class Normed(Architecture):
+    """A convolution with batch statistics."""
+
+    name = "normed"
+
+    def module(self, shape, classes):
+        body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
+        return Split(body, nn.Linear(12, classes))
+
+
+def images(device="cpu", samples=60, seed=0) -> Images:
+    rng = np.random.default_rng(seed)
+    labels = np.arange(samples) % CLASSES
+    pixels = rng.integers(0, 256, (samples, 4, 4, 1)) // 2 + 40 * labels[:, None, None, None]
+    return Images(
+        pixels=torch.from_numpy(pixels.astype(np.uint8)),
+        labels=torch.from_numpy(labels.astype(np.int64)),
+        train=samples - 12,
+        classes=CLASSES,
+        mean=torch.tensor([0.4]),
+        std=torch.tensor([0.3]),
+    ).to(device)
+
+
+def world(executor="serial", architectures=(Hidden(),), local=None, device="cpu", rounds=2, seed=0, precision="fp32"):
+    """Four clients with 5, 11, 7 and 13 training samples, 1 validation and 2 test samples each."""
+    data = images(device)
+    sizes = [5, 11, 7, 13]
+    client = np.repeat(np.arange(4), [s + 3 for s in sizes])
+    role = np.concatenate([[0] * s + [1, 2, 2] for s in sizes])
+    assignment = Assignment(np.arange(48), client.astype(np.int32), role.astype(np.uint8), np.arange(0))
+    nets = {a.name: Net(a, SHAPE, CLASSES) for a in architectures}
+    public = images(device, samples=9, seed=1)
+    public = replace(public, labels=torch.full_like(public.labels, -1))
+    population = Population.of(data, public, nets, np.arange(4) % len(nets), assignment)
+    executors = {name: choose(executor, net, torch.device(device), None, precision) for name, net in nets.items()}
+    local = local or Local(epochs=2, batch_size=4, lr=0.1)
+    return World(population, executors, local, rounds, seed, Public("npz", per_round=6))
+
+
+def engine(algorithm: Algorithm | str, directory: Path, settings: Any = None, **how: Any) -> Engine:
+    method = ALGORITHMS[algorithm]() if isinstance(algorithm, str) else algorithm
+    if isinstance(how.get("executor", ""), str):
+        how = {"world": world(**how)}
+    return Engine(method, how["world"], settings or Settings(checkpoint_every=None), directory, Loggers({}), {})
+
+
+def everyone(state) -> Any:
+    """All clients' states, opened."""
+    return state.store.gather(np.arange(4))._stacks
+
+
+def leaves(value) -> list[torch.Tensor]:
+    from fedkd.core import tree
+
+    return list(tree.leaves(value))
+
+
+def assert_close(a, b, tolerance=1e-5) -> None:
+    one, two = leaves(a), leaves(b)
+    assert len(one) == len(two)
+    for x, y in zip(one, two, strict=True):
+        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
+
+
+def assert_equal(a, b) -> None:
+    assert_close(a, b, tolerance=0)
