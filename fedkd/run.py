@@ -17,7 +17,7 @@ import yaml
 
 from fedkd import __version__, build, checkpoint
 from fedkd import plan as planning
-from fedkd.core.errors import CheckpointError, ConfigError, FedkdError
+from fedkd.core.errors import CheckpointError, ConfigError
 from fedkd.core.signals import Interrupted
 from fedkd.data.partition import Assignment
 from fedkd.engine import Engine, State
@@ -25,7 +25,7 @@ from fedkd.evaluate import Evaluation
 from fedkd.federation.ledger import Row
 from fedkd.federation.population import Population
 from fedkd.logger import make
-from fedkd.logger.base import Run
+from fedkd.logger.base import INTERRUPTED, Run
 from fedkd.logger.jsonl import read
 from fedkd.report.plots import draw_curves, draw_partition
 
@@ -36,7 +36,6 @@ def run(
     config: dict[str, Any], directory: Path, overrides: Sequence[str] = (), group: str | None = None
 ) -> float | None:
     """Train, evaluate, write everything; returns the metric named by `objective` (None for a dry run)."""
-    began = time.perf_counter()
     config, directory, resuming = resumed(config, directory, overrides)
     parts = build.parts(config)
     images = parts.dataset.load()
@@ -46,17 +45,23 @@ def run(
         write_json(directory / "plan.json", plan)
         planning.show(plan, directory)
         return None
-    world = build.world(parts, config, images, assignment)
-    loggers = make(parts.logger)
-    engine = Engine(parts.algorithm, world, parts.settings, directory, loggers, config)
+    engine = Engine(
+        parts.algorithm,
+        build.world(parts, config, images, assignment),
+        parts.settings,
+        directory,
+        make(parts.logger),
+        config,
+    )
     saved = checkpoint.load(directory, parts.algorithm) if resuming else None
     state = engine.start() if saved is None else engine.resume(saved)
-    write_setting(directory, config, overrides, assignment)
-    loggers.start(
+    if saved is None:
+        write_setting(directory, config, overrides, assignment)
+    engine.loggers.start(
         Run(
             directory=directory,
             config=config,
-            rounds=world.rounds,
+            rounds=config["rounds"],
             start=state.round,
             resumed={} if saved is None else saved["loggers"],
             group=group,
@@ -66,22 +71,26 @@ def run(
         )
     )
     try:
-        verdict = engine.run(state)
-    except Interrupted as stop:
-        loggers.stop(f"stopped by {stop} after round {state.round}; continue with: fedkd resume={directory}")
+        summary = simulate(engine, state, assignment)
+    except BaseException as error:
+        engine.loggers.stop(INTERRUPTED if isinstance(error, Interrupted) else repr(error))
         raise
-    except FedkdError as error:
-        loggers.stop(str(error))
-        raise
+    return headline(summary, config["objective"])
+
+
+def simulate(engine: Engine, state: State, assignment: Assignment) -> dict[str, Any]:
+    """Run the rounds that are left and write the results; returns the summary."""
+    began, config, directory = time.perf_counter(), engine.config, engine.directory
+    verdict = engine.run(state)
     history = read(directory / "metrics.jsonl")
     summary = summarise(history, state, config)
     summary["time/total"] = time.perf_counter() - began
-    write_results(directory, world.population, verdict, state.ledger.rows, assignment)
-    title = f"{parts.algorithm.name} on {parts.dataset.name}, {parts.partition.name} split, seed {config['seed']}"
-    draw_curves(directory / "curves.png", history, title)
+    write_results(directory, engine.world.population, verdict, state.ledger.rows, assignment)
+    title = f"{config['algorithm']['name']} on {config['dataset']['name']}, {config['partition']['name']} split"
+    draw_curves(directory / "curves.png", history, f"{title}, seed {config['seed']}")
     write_json(directory / "summary.json", summary)
-    loggers.finish(summary)
-    return headline(summary, config["objective"])
+    engine.loggers.finish(summary)
+    return summary
 
 
 def resumed(config: dict[str, Any], directory: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Path, bool]:
@@ -142,8 +151,6 @@ def headline(summary: Mapping[str, Any], objective: str) -> float:
 
 def write_setting(directory: Path, config: Mapping[str, Any], overrides: Sequence[str], assignment: Assignment) -> None:
     """What is known before the first round; a resumed run finds it there."""
-    if (directory / "config.yaml").exists() and checkpoint.path_in(directory).exists():
-        return
     directory.mkdir(parents=True, exist_ok=True)
     assignment.save(directory / "partition.npz")
     write_json(directory / "versions.json", versions())

@@ -4,6 +4,7 @@ A model is [w_0, w_1, b_0, b_1]: two classes, one input. The world has two clien
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -62,6 +63,7 @@ def average(models, weights):
     return [sum(p * m[i] for p, m in zip(weights, models, strict=True)) / sum(weights) for i in range(len(models[0]))]
 
 
+@dataclass(frozen=True)
 class _OneInput(Architecture):
     name = "one_input"
 

@@ -20,7 +20,8 @@ class WandbConfig:
 
     Parameters
     ----------
-    mode : `auto` is what WANDB_MODE or `wandb offline` say, else online where a login exists and offline elsewhere.
+    mode : `auto` and `online` are online where a login exists and offline elsewhere; `offline` and `disabled` hold
+        whether they are said here or by WANDB_MODE.
     project, entity : where runs go; entity None is the login's own.
     tags : beside those the run has by itself.
     """

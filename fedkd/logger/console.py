@@ -70,8 +70,8 @@ class Console:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self.bar.stop()
-        since = f"rounds {self.run.start + 1}-{self.run.rounds}" if self.run.start else f"{self.run.rounds} rounds"
-        self._say(f"\n{self.run.name}: {since} in {clock(self._elapsed())}")
+        since = f" ({self.run.rounds - self.run.start} since the resume)" if self.run.start else ""
+        self._say(f"\n{self.run.name}: {self.run.rounds} rounds{since} in {clock(self._elapsed())}")
         self.screen.print(accuracy(summary))
         self.screen.print(communication(summary) if summary["communication"] else "  communication: none\n")
         directory = shown(self.run.directory)

@@ -137,7 +137,8 @@ class Net:
     def forward(self, model: Params, x: Tensor) -> Output:
         """A training pass: batch statistics are used, and the running ones updated in the output."""
         stats = {name: value.clone() for name, value in model.stats.items()}
-        features, logits = functional_call(self._training, {**model.weights, **stats}, (x,))
+        alone = self.batch_statistics and len(x) == 1  # one sample has no variance: the running statistics serve
+        features, logits = functional_call(self._predicting if alone else self._training, {**model.weights, **stats}, (x,))
         return Output(logits, features, stats)
 
     def predict(self, model: Params, x: Tensor) -> Tensor:

@@ -143,9 +143,9 @@ def test_forced_colours_do_not_make_a_pipe_a_terminal(tmp_path: Path, monkeypatc
 
 
 def test_jobs_of_a_sweep_say_whose_line_it_is(tmp_path: Path) -> None:
-    console = Console(StringIO())
-    play(console, a_run(tmp_path, group="sweep"), range(1, 2))
-    assert "\nfedmd-digits-0: round 1/4  " in console.screen.file.getvalue()  # type: ignore[attr-defined]
+    file = StringIO()
+    play(Console(file), a_run(tmp_path, group="sweep"), range(1, 2))
+    assert "\nfedmd-digits-0: round 1/4  " in file.getvalue()
 
 
 def test_the_summary_has_all_parts_and_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +170,14 @@ def test_the_summary_has_all_parts_and_fits_80_columns(tmp_path: Path, monkeypat
         assert re.search(part, text), part
 
 
+def test_a_resumed_run_says_how_many_rounds_its_time_is_for(tmp_path: Path) -> None:
+    file = StringIO()
+    console = Console(file)
+    play(console, a_run(tmp_path, start=3), range(4, 5))
+    console.finish(summary(metrics(4), metrics(3)))
+    assert "fedmd-digits-0: 4 rounds (1 since the resume) in 0:00:00" in file.getvalue()
+
+
 def test_a_method_without_a_shared_model_shows_none(tmp_path: Path) -> None:
     text = shown_by(tmp_path, shared=False)
     assert "personal" in text
@@ -184,10 +192,11 @@ def test_where_nothing_is_sent_the_summary_says_so(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_says_how_to_go_on_and_a_failed_one_does_not(tmp_path: Path) -> None:
     for why, hint in ((INTERRUPTED, True), ("training diverged", False)):
-        console = Console(StringIO())
+        file = StringIO()
+        console = Console(file)
         play(console, a_run(tmp_path), range(1, 3))
         console.stop(why)
-        text = console.screen.file.getvalue()  # type: ignore[attr-defined]
+        text = file.getvalue()
         assert "after round 2 of 4" in text
         assert ("fedkd resume=" in text) == hint
 
