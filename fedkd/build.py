@@ -1,7 +1,7 @@
 """A config to the objects of a run; every incompatibility is found before training, and all are reported together."""
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -50,7 +50,7 @@ def parts(config: Config) -> Parts:
         importlib.import_module(plugin)
     problems: list[str] = []
     made: dict[str, Any] = {}
-    makers = {
+    makers: dict[str, Callable[[Config], Any]] = {
         "algorithm": lambda node: make(ALGORITHMS[node["name"]], node),
         "dataset": lambda node: make(Dataset, node),
         "partition": lambda node: make(PARTITIONS[node["name"]], node),
@@ -95,7 +95,7 @@ def world(parts: Parts, config: Config, images: Images, assignment: Assignment) 
     nets = nets_of(config["model"], images.shape, images.classes)
     member = members(nets, config, assignment)
     pixels = parts.public.pixels(images, assignment.public, derive(config["seed"], "public"))
-    unlabelled = None if not len(pixels) else _unlabelled(images, pixels)
+    unlabelled = None if pixels is None else _unlabelled(images, pixels)
     device = parts.device
     population = Population.of(images.to(device), unlabelled and unlabelled.to(device), nets, member, assignment)
     executors = {arch: executor(config, net, device) for arch, net in nets.items()}

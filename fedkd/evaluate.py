@@ -107,7 +107,8 @@ def _one_model(world: World, arch: str, model: Params, shards: Shards, clients: 
     sizes = shards.sizes[clients]
     hits, losses = _samples(world, arch, model, np.concatenate(shards.of(clients)))
     owner = np.repeat(np.arange(len(clients)), sizes)
-    return _scores(*(np.bincount(owner, values, len(clients)) for values in (hits, losses)), sizes)
+    hits, losses = (np.bincount(owner, values, len(clients)) for values in (hits, losses))
+    return _scores(hits, losses, sizes)
 
 
 @torch.no_grad()

@@ -2,8 +2,9 @@
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -83,7 +84,11 @@ def register(conf: Path, plugins: Sequence[str] = ()) -> None:
             store.store(group=f"schema/{group}", name=name, node=twin(entry, name))
             if not (conf / group / f"{name}.yaml").exists():
                 store.store(group=group, name=name, node=twin(entry, name))
-    resolvers = {"architectures": _architectures, "run_directory": _run_directory, "choices": lambda: _choices(conf)}
+    resolvers: dict[str, Callable[..., Any]] = {
+        "architectures": _architectures,
+        "run_directory": _run_directory,
+        "choices": lambda: _choices(conf),
+    }
     for resolver, function in resolvers.items():
         OmegaConf.register_new_resolver(resolver, function, replace=True)
 
@@ -94,8 +99,8 @@ def twin(cls: type, name: str | None = None) -> type:
     copies: list[tuple[str, Any, Any]] = [] if name is None else [("name", str, field(default=name))]
     for item in dataclasses.fields(cls):
         default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-        if isinstance(default, list | tuple | dict):
-            kept = field(default_factory=lambda value=default: list(value) if isinstance(value, tuple) else value)
+        if isinstance(default, list | tuple):
+            kept: Any = field(default_factory=partial(list, default))
         else:
             kept = field(default="???" if default is dataclasses.MISSING else default)
         copies.append((item.name, hints[item.name], kept))

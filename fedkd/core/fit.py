@@ -37,7 +37,11 @@ def gradient(fn: Callable[[Weights], tuple[Tensor, Any]], weights: Weights) -> t
 
 
 def descend(loss: Loss, optimizer: Optimizer) -> Callable[..., Fit]:
-    """The training step that follows the gradient of `loss`."""
+    """The training step that follows the gradient of `loss`.
+
+    It is the one function here that is not pure: it writes the new weights where the old ones were, which saves a third
+    of the time of small nets. So it is for carries that nobody else holds, as in `Federation.fit`.
+    """
 
     def step(net: Any, fit: Fit, *rest: Any) -> Fit:
         model = fit.model

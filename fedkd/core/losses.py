@@ -39,8 +39,3 @@ def mean_absolute_error(output: Tensor, target: Tensor, batch: Batch) -> Tensor:
 def correct(logits: Tensor, y: Tensor) -> Tensor:
     """1 where the largest logit is the label's."""
     return (logits.argmax(-1) == y).to(logits.dtype)
-
-
-def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """uint8 [..., H, W, C] -> float [..., C, H, W], laid out channels last."""
-    return ((images.float() / 255 - mean) / std).movedim(-1, -3)

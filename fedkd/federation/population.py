@@ -49,10 +49,10 @@ class Population:
         member: np.ndarray,
         assignment: Assignment,
     ) -> "Population":
-        shards = (Shards(assignment, role, len(member)) for role in (TRAIN, VALIDATION, TEST))
+        train, validation, test = (Shards(assignment, role, len(member)) for role in (TRAIN, VALIDATION, TEST))
         held = np.union1d(assignment.index, assignment.public)
         tests = np.arange(images.train, len(images.labels))
-        return cls(images, public, nets, member, *shards, np.setdiff1d(tests, held))
+        return cls(images, public, nets, member, train, validation, test, np.setdiff1d(tests, held))
 
     def __len__(self) -> int:
         return len(self.member)

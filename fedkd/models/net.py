@@ -138,7 +138,8 @@ class Net:
         """A training pass: batch statistics are used, and the running ones updated in the output."""
         stats = {name: value.clone() for name, value in model.stats.items()}
         alone = self.batch_statistics and len(x) == 1  # one sample has no variance: the running statistics serve
-        features, logits = functional_call(self._predicting if alone else self._training, {**model.weights, **stats}, (x,))
+        module = self._predicting if alone else self._training
+        features, logits = functional_call(module, {**model.weights, **stats}, (x,))
         return Output(logits, features, stats)
 
     def predict(self, model: Params, x: Tensor) -> Tensor:

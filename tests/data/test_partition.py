@@ -146,13 +146,13 @@ def test_dirichlet_clients_that_are_filled_up_get_the_classes_of_few_others():
     assert (filled > 0).sum(1).max() <= 4
 
 
-@given(worlds(), st.sampled_from([1e-3, 0.5, 5.0]), st.floats(0.3, 1.0), seeds)
+@given(worlds(), st.sampled_from([1e-3, 0.5, 5.0]), st.integers(1, 100), seeds)
 @settings(deadline=None)
-def test_dirichlet_equal_gives_all_clients_the_same_size(world, beta, fraction, seed):
+def test_dirichlet_equal_gives_all_clients_the_same_size(world, beta, percent, seed):
     labels, clients = world
-    size = int(fraction * len(labels)) // clients
+    size = percent * len(labels) // 100 // clients
     assume(size >= 1)
-    counts = shares_of(DirichletEqual(beta=beta, fraction=fraction), labels, clients, seed)
+    counts = shares_of(DirichletEqual(beta=beta, fraction=percent / 100), labels, clients, seed)
     assert set(counts.sum(1)) == {size}
 
 

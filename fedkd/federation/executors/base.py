@@ -27,6 +27,10 @@ class Executor(ABC):
     ) -> Tree:
         """carry <- step(net, carry, *batches, *values) along every client's walk; the streams walk in step."""
 
+    def together(self, net: Net, device: torch.device) -> int | None:
+        """How many clients to run at once; None: all."""
+        return None
+
     def precision(self, device: torch.device) -> AbstractContextManager[object]:
         """Entered anew for every step: autocast keeps a copy of each weight until it is left."""
         return nullcontext() if self.dtype is None else torch.autocast(device.type, dtype=self.dtype)

@@ -13,26 +13,36 @@ from fedkd.data.batches import Stream
 from fedkd.federation.executors.base import Executor
 from fedkd.models.net import Net
 
+CACHE = 16 * 2**20  # bytes of weights that are stepped together on a CPU
+
 
 class Vmapped(Executor):
-    """One batched step for every client that still has a batch; at most `chunk` clients together."""
+    """One batched step for every client that still has a batch; at most `chunk` clients together.
+
+    On a CPU a chunk is by default as many clients as keep their weights in the cache from step to step.
+    """
 
     def __init__(self, dtype: torch.dtype | None = None, chunk: int | None = None) -> None:
         super().__init__(dtype)
         self.chunk = chunk
 
+    def together(self, net: Net, device: torch.device) -> int | None:
+        if self.chunk is not None or device.type != "cpu":
+            return self.chunk
+        return max(1, CACHE // (4 * net.params))
+
     @torch.no_grad()
     def each(self, net: Net, fn: Callable[..., Tree], values: Sequence[Tree], clients: int) -> Tree:
         if not any(True for _ in tree.leaves(tuple(values))):  # nothing to batch over: the same at every client
             return tree.expand(fn(net, *values), clients)
-        return torch.vmap(partial(fn, net), chunk_size=self.chunk)(*values)
+        return torch.vmap(partial(fn, net))(*values)
 
     @torch.no_grad()
     def scan(
         self, net: Net, step: Callable[..., Tree], carry: Tree, streams: Sequence[Stream], values: Sequence[Tree]
     ) -> Tree:
         walk = streams[0].walk
-        lifted = torch.vmap(partial(step, net), chunk_size=self.chunk)
+        lifted = torch.vmap(partial(step, net))
         # running statistics must not see padding: there, batches of unequal sizes are stepped separately
         apart = net.batch_statistics and streams[0].mean
         order = torch.from_numpy(walk.order).to(streams[0].images.pixels.device)
