@@ -4,30 +4,39 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkd.algorithms.base import ALGORITHMS, Algorithm, Setting
 from fedkd.core.errors import ConfigError, FedkdError, unknown
 from fedkd.core.optim import Local
 from fedkd.core.seeds import derive
-from fedkd.data.datasets import Dataset, Images
-from fedkd.data.partition import PARTITIONS, Assignment, Partition
+from fedkd.data.datasets import Dataset, Images, cache_file
+from fedkd.data.partition import IID, PARTITIONS, Assignment, Partition
 from fedkd.data.public import Public
 from fedkd.engine import Settings
+from fedkd.evaluate import Scores
 from fedkd.federation.cohort import SAMPLINGS, cohort_size
 from fedkd.federation.executors import EXECUTORS, Executor, choose
 from fedkd.federation.fed import World
+from fedkd.federation.ledger import Ledger
 from fedkd.federation.population import Population
 from fedkd.federation.store import STORES
 from fedkd.logger.base import LoggerConfig, WandbConfig
-from fedkd.models.mixed import assign, nets_of
+from fedkd.models.mixed import assign, model_of, nets_of
 from fedkd.models.net import Net
 
 Config = Mapping[str, Any]  # resolved, plain containers
 T = TypeVar("T")
+
+JUDGED = Scores(np.ones(1), np.ones(1), np.ones(1))
+METRICS = (
+    *(name for whose in ("personal", "shared", "validation") for name in JUDGED.metrics(whose)),
+    *("acc/shared/global", "loss/shared/global", *Ledger().totals, "time/round", "time/train", "time/eval"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,32 +53,45 @@ class Parts:
     device: torch.device
 
 
+class Data(NamedTuple):
+    """What a config makes of its dataset."""
+
+    images: Images
+    nets: dict[str, Net]
+    assignment: Assignment
+    public: Tensor | None  # pixels
+
+
 def parts(config: Config) -> Parts:
     """What the config names; raises one ConfigError with everything that is wrong."""
-    for plugin in config["plugins"]:
-        importlib.import_module(plugin)
     problems: list[str] = []
+    for plugin in config["plugins"]:
+        with collecting(problems):
+            load(plugin)
     made: dict[str, Any] = {}
+    sound: dict[str, Any] = {}
     makers: dict[str, Callable[[Config], Any]] = {
         "algorithm": lambda node: make(ALGORITHMS[node["name"]], node),
         "dataset": lambda node: make(Dataset, node),
         "partition": lambda node: make(PARTITIONS[node["name"]], node),
         "public": lambda node: make(Public, node),
+        "model": lambda node: [model_of(entry) for entry in (node, *node.get("members", ()))],
         "local": lambda node: make(Local, node),
         "logger": lambda node: LoggerConfig(**{**node, "wandb": make(WandbConfig, node["wandb"])}),
     }
     for key, maker in makers.items():
         with collecting(problems):
             made[key] = maker(config[key])
-            if key != "algorithm":
-                problems += made[key].problems()
+            if found := [] if key in ("algorithm", "model") else made[key].problems():
+                raise ConfigError(found)
+            sound[key] = made[key]
     with collecting(problems):
         made["device"] = device_of(config["device"])
     problems += _root_problems(config)
-    if "algorithm" in made and "local" in made:
+    if {"algorithm", "local", "model"} <= set(made):
         problems += _compatibility(config, made["algorithm"], made["local"])
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(list(dict.fromkeys([*problems, *_data_problems(config, sound)])))
     settings = Settings(
         participation=config["participation"],
         sampling=config["sampling"],
@@ -79,22 +101,43 @@ def parts(config: Config) -> Parts:
         on_nan=config["on_nan"],
         store=config["store"],
     )
+    del made["model"]
     return Parts(settings=settings, **made)
 
 
-def split(parts: Parts, config: Config, images: Images) -> Assignment:
+def data(config: Config, dataset: Dataset, partition: Partition, public: Public) -> Data:
+    """Load the dataset and share it out; raises one ConfigError with everything that does not fit it."""
+    images, problems, made = dataset.load(), [], {}
+    with collecting(problems):
+        made["nets"] = nets_of(config["model"], images.shape, images.classes)
+    with collecting(problems):
+        made["assignment"] = split(config, images.pool(dataset.pool), images.labels.numpy(), partition, public)
+        made["public"] = public.pixels(images, made["assignment"].public, derive(config["seed"], "public"))
+    if problems:
+        raise ConfigError(problems)
+    return Data(images, **made)
+
+
+def split(config: Config, pool: np.ndarray, labels: np.ndarray, partition: Partition, public: Public) -> Assignment:
     """Who holds which samples, and which are held out as public."""
     seed = config["seed"]
-    public, pool = parts.public.hold_out(images.pool(parts.dataset.pool), derive(seed, "public"))
-    found = parts.partition.assign(images.labels.numpy(), pool, config["clients"], derive(seed, "partition"))
-    return found if len(found.public) else found._replace(public=public)
+    held_out, rest = public.hold_out(pool, derive(seed, "public"))
+    found = partition.assign(labels, rest, config["clients"], derive(seed, "partition"))
+    if len(found.public):
+        return found
+    if len(both := np.intersect1d(found.index, held_out)):
+        raise ConfigError(
+            f"partition={partition.name} gives the clients {len(both)} of the {len(held_out)} samples that "
+            f"public={public.name} holds out, and names no public samples itself.\n"
+            "Add their numbers to the file as the array `public`, or type public=none or public=npz."
+        )
+    return found._replace(public=held_out)
 
 
-def world(parts: Parts, config: Config, images: Images, assignment: Assignment) -> World:
+def world(parts: Parts, config: Config, data: Data) -> World:
     """The population on its device, and how it computes."""
-    nets = nets_of(config["model"], images.shape, images.classes)
+    images, nets, assignment, pixels = data
     member = members(nets, config, assignment)
-    pixels = parts.public.pixels(images, assignment.public, derive(config["seed"], "public"))
     unlabelled = None if pixels is None else _unlabelled(images, pixels)
     device = parts.device
     population = Population.of(images.to(device), unlabelled and unlabelled.to(device), nets, member, assignment)
@@ -111,6 +154,16 @@ def members(nets: Mapping[str, Net], config: Config, assignment: Assignment) -> 
     """The number of each client's architecture."""
     sizes = np.bincount(assignment.client[assignment.role == 0], minlength=config["clients"])
     return assign(list(nets.values()), sizes, config["model"].get("assign", "in_turn"))
+
+
+def load(plugin: str) -> None:
+    """Import a user's module, whose entries sign themselves up."""
+    try:
+        importlib.import_module(plugin)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"plugins=[{plugin}]: {error}. Start fedkd in the folder that holds {plugin.partition('.')[0]}."
+        ) from error
 
 
 def make(cls: type[T], node: Config) -> T:
@@ -166,7 +219,27 @@ def _root_problems(config: Config) -> list[str]:
     found += [unknown(key, config[key], known) for key, known in choices.items() if config[key] not in known]
     if (name := config["executor"]["name"]) not in EXECUTORS:
         found.append(unknown("executor", name, EXECUTORS))
+    if config["objective"] not in METRICS:
+        found.append(unknown("objective", config["objective"], METRICS))
     return found
+
+
+def _data_problems(config: Config, sound: Mapping[str, Any]) -> list[str]:
+    """What the data add to a config's other problems, where they are at hand: a wrong config downloads nothing.
+
+    For a part that is itself in question a harmless one stands in.
+    """
+    found: list[str] = []
+    here = {key: part for key, part in sound.items() if key not in ("dataset", "public") or _at_hand(part)}
+    if "dataset" in here and config["clients"] >= 1:
+        with collecting(found):
+            data(config, here["dataset"], here.get("partition", IID()), here.get("public", Public()))
+    return found
+
+
+def _at_hand(source: Dataset | Public) -> bool:
+    own = ("digits", "npz", "none", "holdout")
+    return source.name in own or cache_file(source.name, source.root).exists()
 
 
 def _compatibility(config: Config, algorithm: Algorithm, local: Local) -> list[str]:
@@ -187,6 +260,11 @@ def _compatibility(config: Config, algorithm: Algorithm, local: Local) -> list[s
             f"algorithm={algorithm.name} exchanges predictions on public data, but public=none.\n"
             "Type public=holdout public.size=1000, or name a dataset: public=mnist."
         )
+    whose = config["objective"].split("/")[1]
+    if whose == "shared" and type(algorithm).shared is Algorithm.shared:
+        found.append(f"objective={config['objective']} judges a server's model; algorithm={algorithm.name} has none.")
+    if whose == "validation" and config["partition"].get("validation") == 0 and config["partition"]["name"] != "file":
+        found.append(f"objective={config['objective']} needs a validation split: partition.validation=0.1, for example.")
     return found + algorithm.problems(setting)
 
 

@@ -86,8 +86,8 @@ class Engine:
     def run(self, state: State) -> Evaluation:
         """All rounds that are left; returns the last one's evaluation."""
         verdict = None
-        try:
-            with interruptible():
+        with interruptible():
+            try:
                 began = time.perf_counter()
                 while True:
                     trained = time.perf_counter()
@@ -105,9 +105,9 @@ class Engine:
                     began = time.perf_counter()
                     self.advance(state)
                     self.loggers.advance(state.round, state.ledger.totals)
-        except BaseException:
-            self.save(state)
-            raise
+            except BaseException:
+                self.save(state)
+                raise
         return verdict or self.evaluate(state)
 
     def is_due(self, round: int, every: int | None) -> bool:

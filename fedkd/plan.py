@@ -13,8 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fedkd import build
 from fedkd.core import tree
 from fedkd.core.optim import Adam, Local
-from fedkd.data.datasets import Images
-from fedkd.data.partition import Assignment
 from fedkd.federation import cohort
 from fedkd.federation.executors import Vmapped
 from fedkd.federation.executors.outline import Outline
@@ -26,10 +24,10 @@ from fedkd.models.net import Net
 PATIENCE = 5.0  # seconds; a plan that would take longer extends the rounds it has seen to all of them
 
 
-def plan(parts: build.Parts, config: build.Config, images: Images, assignment: Assignment) -> dict[str, Any]:
+def plan(parts: build.Parts, config: build.Config, data: build.Data) -> dict[str, Any]:
     """What a run of this config will hold and send."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        world = build.world(parts, config, images, assignment)
+        world = build.world(parts, config, data)
         world = replace(world, executors={arch: Outline() for arch in world.population.nets})
         ledger, state, seen = _walk(parts, world)
     population = world.population

@@ -3,11 +3,13 @@
 import csv
 import importlib.metadata
 import json
+import math
 import os
 import platform
+import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +40,27 @@ def run(
     """Train, evaluate, write everything; returns the metric named by `objective` (None for a dry run)."""
     config, directory, resuming = resumed(config, directory, overrides)
     parts = build.parts(config)
-    images = parts.dataset.load()
-    assignment = build.split(parts, config, images)
+    data = build.data(config, parts.dataset, parts.partition, parts.public)
     if config["dry_run"]:
-        plan = planning.plan(parts, config, images, assignment)
+        plan = planning.plan(parts, config, data)
         write_json(directory / "plan.json", plan)
         planning.show(plan, directory)
         return None
     engine = Engine(
         parts.algorithm,
-        build.world(parts, config, images, assignment),
+        build.world(parts, config, data),
         parts.settings,
         directory,
         make(parts.logger),
         config,
     )
-    saved = checkpoint.load(directory, parts.algorithm) if resuming else None
+    saved = None
+    if resuming and checkpoint.path_in(directory).exists():  # else it was killed before its first one, and starts anew
+        saved = checkpoint.load(directory, parts.algorithm)
+        hold_to(saved["config"], config, {*config}, directory)
+    if not resuming:
+        write_setting(directory, config, overrides, data.assignment)
     state = engine.start() if saved is None else engine.resume(saved)
-    if saved is None:
-        write_setting(directory, config, overrides, assignment)
     engine.loggers.start(
         Run(
             directory=directory,
@@ -71,7 +75,7 @@ def run(
         )
     )
     try:
-        summary = simulate(engine, state, assignment)
+        summary = simulate(engine, state, data.assignment)
     except BaseException as error:
         engine.loggers.stop(INTERRUPTED if isinstance(error, Interrupted) else repr(error))
         raise
@@ -94,7 +98,7 @@ def simulate(engine: Engine, state: State, assignment: Assignment) -> dict[str, 
 
 
 def resumed(config: dict[str, Any], directory: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Path, bool]:
-    """The config and directory a run goes by, and whether it continues a checkpoint."""
+    """The config and directory a run goes by, and whether it was begun before."""
     asked = config["resume"]
     if asked is None:
         return config, directory, False
@@ -105,17 +109,25 @@ def resumed(config: dict[str, Any], directory: Path, overrides: Sequence[str]) -
     else:
         directory = Path(asked)
         if not (directory / "config.yaml").exists():
-            raise CheckpointError(f"resume={asked}: there is no run in that directory (config.yaml is missing).")
-        named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
+            raise CheckpointError(
+                f"resume={asked}: there is no run in that directory (config.yaml is missing).\n"
+                "Name the directory of a run, one that holds its config.yaml and metrics.jsonl."
+            )
+        named = {re.split(r"[.=@/]", override.lstrip("+~"))[0] for override in overrides}
     own = yaml.safe_load((directory / "config.yaml").read_text())
-    other = sorted(key for key in named - {*FREE} if key in config and config[key] != own.get(key))
+    hold_to(own, config, named, directory)
+    changed = {key: config[key] for key in FREE if key in named}
+    return {**own, **changed, "resume": None}, directory, True
+
+
+def hold_to(own: Mapping[str, Any], config: Mapping[str, Any], named: Set[str], directory: Path) -> None:
+    """Refuse to resume a run with another config than its own, as far as keys are named."""
+    other = sorted(key for key in named - {*FREE} if key not in config or config[key] != own.get(key))
     if other:
         raise CheckpointError(
             f"{directory} was run with another config; these differ: {', '.join(other)}.\n"
             f"A resumed run keeps its own config: fedkd resume={directory} (only {', '.join(FREE[1:-1])} may change)."
         )
-    changed = {key: config[key] for key in FREE if key in named}
-    return {**own, **changed, "resume": None}, directory, True
 
 
 def summarise(history: Sequence[Mapping[str, Any]], state: State, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +153,8 @@ def summarise(history: Sequence[Mapping[str, Any]], state: State, config: Mappin
 
 def headline(summary: Mapping[str, Any], objective: str) -> float:
     try:
-        return float(summary[f"last/{objective}"])
+        value = summary[f"last/{objective}"]
+        return math.nan if value is None else float(value)  # null in the files: not finite
     except KeyError:
         known = sorted(key.removeprefix("last/") for key in summary if key.startswith("last/"))
         raise ConfigError(
@@ -152,6 +165,8 @@ def headline(summary: Mapping[str, Any], objective: str) -> float:
 def write_setting(directory: Path, config: Mapping[str, Any], overrides: Sequence[str], assignment: Assignment) -> None:
     """What is known before the first round; a resumed run finds it there."""
     directory.mkdir(parents=True, exist_ok=True)
+    for stale in (checkpoint.path_in(directory), directory / "summary.json"):  # of an earlier run in this directory
+        stale.unlink(missing_ok=True)
     assignment.save(directory / "partition.npz")
     write_json(directory / "versions.json", versions())
     write_json(directory / "command.json", {"overrides": list(overrides)})

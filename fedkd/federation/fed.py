@@ -10,7 +10,7 @@ import torch
 
 from fedkd.core import tree
 from fedkd.core.errors import Diverged
-from fedkd.core.fit import Fit, Loss, descend
+from fedkd.core.fit import Descent, Fit, Loss
 from fedkd.core.optim import Local
 from fedkd.core.seeds import numpy_rng
 from fedkd.core.tree import Params, Tree
@@ -140,7 +140,7 @@ class Federation:
         start: Placed[Fit] = Placed(
             {arch: Fit(_copy(w), torch.vmap(optimizer.init)(w.weights)) for arch, w in model._stacks.items()}
         )
-        trained, _ = self.train(descend(loss, optimizer), start, *values, **how)
+        trained, _ = self.train(Descent(loss, optimizer), start, *values, **how)
         return trained
 
     @property

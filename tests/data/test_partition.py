@@ -29,6 +29,7 @@ from fedkd.data.partition import (
     deal,
     draw,
     evenly,
+    filled_up,
     hold_classes,
     scaled_down,
 )
@@ -499,6 +500,13 @@ def test_dealing_fills_up_who_has_too_little_and_takes_no_more_than_needed(clien
     assert len(set(np.concatenate(shares))) == sum(map(len, shares))
     assert [len(share) for share in shares[1:]] == [least] * (clients - 1)
     assert len(shares[0]) >= least
+
+
+def test_givers_give_in_proportion_to_what_they_can_spare():
+    owner = np.repeat([0, 1], [100, 50])  # and client 2 has nothing
+    found = np.bincount(filled_up(owner, 3, 10, np.random.default_rng(0)))
+    # 90 and 40 to spare, 10 wanted: 10 * 90/130 = 6.9, rounded down to 6, and 4 from the other
+    assert found.tolist() == [94, 46, 10]
 
 
 def test_every_partition_has_a_preset_that_starts_with_its_command():

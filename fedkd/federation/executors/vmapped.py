@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from fedkd.core import tree
+from fedkd.core.fit import Descent
 from fedkd.core.losses import Batch
 from fedkd.core.tree import Tree
 from fedkd.data.batches import Stream
@@ -42,7 +43,7 @@ class Vmapped(Executor):
         self, net: Net, step: Callable[..., Tree], carry: Tree, streams: Sequence[Stream], values: Sequence[Tree]
     ) -> Tree:
         walk = streams[0].walk
-        lifted = torch.vmap(partial(step, net))
+        lifted = partial(step.together, net) if isinstance(step, Descent) else torch.vmap(partial(step, net))
         # running statistics must not see padding: there, batches of unequal sizes are stepped separately
         apart = net.batch_statistics and streams[0].mean
         order = torch.from_numpy(walk.order).to(streams[0].images.pixels.device)
