@@ -107,7 +107,9 @@ def parts(config: Config) -> Parts:
 
 def data(config: Config, dataset: Dataset, partition: Partition, public: Public) -> Data:
     """Load the dataset and share it out; raises one ConfigError with everything that does not fit it."""
-    images, problems, made = dataset.load(), [], {}
+    images = dataset.load()
+    problems: list[str] = []
+    made: dict[str, Any] = {}
     with collecting(problems):
         made["nets"] = nets_of(config["model"], images.shape, images.classes)
     with collecting(problems):
@@ -260,11 +262,11 @@ def _compatibility(config: Config, algorithm: Algorithm, local: Local) -> list[s
             f"algorithm={algorithm.name} exchanges predictions on public data, but public=none.\n"
             "Type public=holdout public.size=1000, or name a dataset: public=mnist."
         )
-    whose = config["objective"].split("/")[1]
-    if whose == "shared" and type(algorithm).shared is Algorithm.shared:
-        found.append(f"objective={config['objective']} judges a server's model; algorithm={algorithm.name} has none.")
-    if whose == "validation" and config["partition"].get("validation") == 0 and config["partition"]["name"] != "file":
-        found.append(f"objective={config['objective']} needs a validation split: partition.validation=0.1, for example.")
+    objective, partition = config["objective"], config["partition"]
+    if "/shared/" in objective and type(algorithm).shared is Algorithm.shared:
+        found.append(f"objective={objective} judges a server's model, but algorithm={algorithm.name} has none.")
+    if "/validation/" in objective and not partition["validation"] and partition["name"] != "file":
+        found.append(f"objective={objective} needs a validation split, e.g. partition.validation=0.1.")
     return found + algorithm.problems(setting)
 
 

@@ -1,17 +1,22 @@
 """The command `fedkd`: Hydra composes the config, `fedkd.run` does the work."""
 
+import importlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedkd import schema
-from fedkd.core.errors import FedkdError, unknown
+from fedkd.core.errors import ConfigError, FedkdError, unknown
 from fedkd.core.signals import Interrupted
 
 HERE = Path(__file__).resolve().parent
@@ -38,11 +43,15 @@ def job(cfg: DictConfig) -> float | None:
     from fedkd.run import run
 
     hydra_config = HydraConfig.get()
+    for plugin in cfg.plugins:  # in a launcher's process nobody has imported them yet
+        importlib.import_module(plugin)
     sweep = hydra_config.mode == RunMode.MULTIRUN
     directory = Path(hydra_config.runtime.output_dir)
     config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     overrides = list(hydra_config.overrides.task)
     try:
+        if strangers := schema.strangers(cfg):
+            raise ConfigError(strangers)
         return run(config, directory, overrides, group=Path(hydra_config.sweep.dir).name if sweep else None)
     except FedkdError as error:
         if sweep:  # Hydra reports it with the others
@@ -59,24 +68,26 @@ def plugins_in(arguments: list[str]) -> list[str]:
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key.lstrip("+") == "plugins":
-            found += [name.strip() for name in value.strip("[]").split(",") if name.strip()]
+            found += re.findall(r"[\w.]+", value)
     return found
 
 
 def misspelt(arguments: list[str]) -> list[str]:
     """Near names for what Hydra could not find."""
-    groups = {path.name: sorted(f.stem for f in path.rglob("*.yaml")) for path in CONF.iterdir() if path.is_dir()}
-    for group, registry in schema.REGISTRIES.items():
-        groups[group] = sorted({*groups[group], *registry})
-    keys = [*groups, *schema.Root.__dataclass_fields__]
-    hints = []
+    groups = schema.options(CONF)
+    hints, chosen, keys = [], [], []
     for argument in arguments:
         key, equals, value = argument.lstrip("+~").partition("=")
-        root = key.partition(".")[0]
-        if not equals or root == "hydra" or root.startswith(("hydra/", "-")):
-            continue
-        if root not in keys:
-            hints.append(unknown("the key", root, keys))
-        elif key in groups:
-            hints += [unknown(key, v, groups[key]) for v in value.split(",") if Path(v).stem not in groups[key]]
-    return hints
+        if key not in groups:
+            keys += [key] if equals and not key.startswith(("hydra", "-")) else []
+        elif re.fullmatch(r"[\w,]+", value):  # names, not glob(*) or choice(a, b)
+            wrong = [name for name in value.split(",") if name not in groups[key]]
+            hints += [unknown(key, name, groups[key]) for name in wrong]
+            chosen += [] if wrong else [argument.partition(",")[0]]
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("config", chosen)
+    except HydraException:  # a choice that is refused for another reason, which Hydra has told
+        return hints
+    return hints + [hint for key in keys for hint in schema.no_such_key(config, key, list(groups))]

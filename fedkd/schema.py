@@ -2,16 +2,17 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from fedkd.algorithms.base import ALGORITHMS
+from fedkd.core.errors import unknown
 from fedkd.core.optim import Local
 from fedkd.data.datasets import Dataset
 from fedkd.data.partition import PARTITIONS
@@ -117,10 +118,40 @@ def _run_directory(resume: str | None, fresh: str) -> str:
     return resume if resume and resume != "auto" and Path(resume).is_dir() else fresh
 
 
+def options(conf: Path) -> dict[str, list[str]]:
+    """The groups and their options: the files of conf/, and what plugins have signed up."""
+    groups = sorted(path for path in conf.iterdir() if path.is_dir())
+    found = {g.name: {f.relative_to(g).with_suffix("").as_posix() for f in g.rglob("*.yaml")} for g in groups}
+    return {group: sorted(names | set(REGISTRIES.get(group, ()))) for group, names in found.items()}
+
+
 def _choices(conf: Path) -> str:
     """The groups and their options, for --help."""
-    lines = []
-    for group in sorted(path for path in conf.iterdir() if path.is_dir()):
-        options = sorted(str(f.relative_to(group).with_suffix("")) for f in group.rglob("*.yaml"))
-        lines.append(f"  {group.name:<11}{', '.join(options)}")
-    return "\n".join(lines)
+    return "\n".join(f"  {group:<11}{', '.join(names)}" for group, names in options(conf).items())
+
+
+def no_such_key(config: DictConfig, key: str, groups: Sequence[str]) -> list[str]:
+    """A sentence with the near names, if the config has no such key."""
+    node, path = config, ""
+    for part in key.split("."):
+        if not isinstance(node, DictConfig):
+            return []  # below a list or a number: Hydra says it well
+        if part not in (known := {*map(str, node), *(() if path else groups)}):
+            return [_stranger(path, part, known)]
+        node, path = node.get(part), f"{path}{part}."
+    return []
+
+
+def strangers(node: Any, path: str = "") -> list[str]:
+    """Keys that no schema knows; Hydra lets them in with a +."""
+    found, kind = [], OmegaConf.get_type(node)
+    for key, value in node.items_ex(resolve=False):
+        if dataclasses.is_dataclass(kind) and key not in (known := kind.__dataclass_fields__):
+            found.append(_stranger(path, key, known))
+        elif isinstance(value, DictConfig):
+            found += strangers(value, f"{path}{key}.")
+    return found
+
+
+def _stranger(path: str, key: str, known: Iterable[str]) -> str:
+    return unknown("key", key, sorted(known)).replace("=", f" {path}", 1)

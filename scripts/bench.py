@@ -139,7 +139,9 @@ def main() -> None:
     if unknown := set(args.works) - set(WORKS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKS)}")
     rate = matmul_rate()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; a matrix product reaches {2 * rate / 1e9:.0f} GFLOP/s")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {2 * rate / 1e9:.0f} GFLOP/s by matrix product"
+    )
     print(f"{'work':<6}{'loop/s':>10}{'fedkd/s':>10}{'ratio':>8}{'of matmul':>11}{'overhead':>10}")
     for name in args.works:
         work = WORKS[name]

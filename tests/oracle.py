@@ -1,4 +1,4 @@
-"""Softmax regression in plain floats: what the oracles of the algorithms are written with, independent of torch and fedkd.
+"""Softmax regression in plain floats: what the algorithms' oracles are written with, independent of fedkd.
 
 A model is [w_0, w_1, b_0, b_1]: two classes, one input. The world has two clients.
 """

@@ -106,7 +106,8 @@ def test_absent_clients_are_untouched(name, tmp_path):
     after = everyone(state)["hidden"]
     cohort = {row.clients for row in state.ledger.rows}
     assert cohort == {2}
-    moved = [any(not torch.equal(a[i], b[i]) for a, b in zip(leaves(before), leaves(after), strict=True)) for i in range(4)]
+    pairs = list(zip(leaves(before), leaves(after), strict=True))
+    moved = [any(not torch.equal(a[i], b[i]) for a, b in pairs) for i in range(4)]
     assert sum(moved) <= 2
 
 
@@ -120,9 +121,8 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(name, tmp_
 
 @pytest.mark.parametrize("name", NAMES)
 def test_states_on_disk_give_the_same_run_as_in_memory(name, tmp_path):
-    memory, disk = (
-        ran(name, tmp_path / store, settings=Settings(participation=0.5, store=store))[1] for store in ("memory", "disk")
-    )
+    settings = [Settings(participation=0.5, store=store) for store in ("memory", "disk")]
+    memory, disk = (ran(name, tmp_path / s.store, settings=s)[1] for s in settings)
     assert_equal((memory.server, everyone(memory)), (disk.server, everyone(disk)))
 
 

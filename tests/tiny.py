@@ -64,7 +64,10 @@ def images(device="cpu", samples=60, seed=0) -> Images:
     ).to(device)
 
 
-def world(executor="serial", architectures=(Hidden(),), local=None, device="cpu", rounds=2, seed=0, precision="fp32"):
+HIDDEN = (Hidden(),)
+
+
+def world(executor="serial", architectures=HIDDEN, local=None, device="cpu", rounds=2, seed=0, precision="fp32"):
     """Four clients with 5, 11, 7 and 13 training samples, 1 validation and 2 test samples each."""
     data = images(device)
     sizes = [5, 11, 7, 13]

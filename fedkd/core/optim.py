@@ -86,10 +86,10 @@ class Local:
         every `decay_every` rounds), `exponential` (times `decay` every round).
     """
 
-    epochs: int | None = 1
+    epochs: int | None = 5
     steps: int | None = None
     batch_size: int | None = 32
-    lr: float = 0.05
+    lr: float = 0.1
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0

@@ -40,7 +40,8 @@ class Received(Sequence[T]):
 
     def __init__(self, parts: Sequence[tuple[np.ndarray, Tree]]) -> None:
         self._parts = parts
-        self._where = {int(place): (i, row) for i, (places, _) in enumerate(parts) for row, place in enumerate(places)}
+        found = sorted((int(place), i, row) for i, (places, _) in enumerate(parts) for row, place in enumerate(places))
+        self._where = [(part, row) for _, part, row in found]
 
     def __len__(self) -> int:
         return len(self._where)
