@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from fedkd.core.optim import Local
 from fedkd.core.registry import Registry
 from fedkd.core.tree import Params
@@ -22,6 +24,15 @@ class Setting(NamedTuple):
     cohort: int
     architectures: int
     local: Local
+
+
+class View(NamedTuple):
+    """Something to look at: `clusters`, a number for each client (drawn clients × rounds), or `matrix`, a heat map."""
+
+    kind: str
+    values: np.ndarray
+    rows: str = "client"
+    columns: str = "client"
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,13 @@ class Algorithm(ABC):
     def shared(self, server: Any) -> Params | None:
         """The server's model, where there is one."""
         return None
+
+    def observe(self, server: Any, own: Placed[Any], fed: Federation) -> dict[str, "float | View"]:
+        """What the method's users want to see beside accuracy, after an evaluated round; outside the ledger.
+
+        Numbers join the metrics under their names; views are kept by round in views.jsonl and drawn at the end.
+        """
+        return {}
 
 
 class SharedModel(NamedTuple):

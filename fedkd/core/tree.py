@@ -18,6 +18,13 @@ class Params(NamedTuple):
     stats: dict[str, Tensor]
 
 
+class Rows(NamedTuple):
+    """A table of which only some rows are sent: the ledger counts the present ones."""
+
+    values: Tensor  # [rows, ...]
+    present: Tensor  # bool [rows]
+
+
 def map(fn: Callable[..., Any], tree: T, *rest: Tree) -> T:  # noqa: A001 - tree.map is its name everywhere
     """Apply `fn` leaf by leaf to trees of one structure."""
     if isinstance(tree, dict):
@@ -93,3 +100,10 @@ def expand(tree: T, count: int) -> T:
 
 def to(tree: T, device: torch.device | str) -> T:
     return map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether it has a shape but no values, as in a dry run."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)

@@ -228,7 +228,7 @@ class Federation:
             for leaf in tree.leaves(trained._stacks[arch]):
                 if leaf.is_floating_point() and leaf.numel():
                     finite = finite.to(leaf.device) & leaf.reshape(len(places), -1).isfinite().all(1)
-            if not _is_fake(finite):
+            if not tree.is_fake(finite):
                 bad += self.cohort[places][~finite.cpu().numpy()].tolist()
         if bad:
             raise Diverged(sorted(bad), self.round, self.lr)
@@ -242,9 +242,3 @@ def _pace(pace: dict[str, int | None]) -> dict[str, int | None]:
 
 def _copy(stack: Tree) -> Tree:
     return tree.map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), stack)
-
-
-def _is_fake(tensor: torch.Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)

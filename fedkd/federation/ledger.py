@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedkd.core import tree
-from fedkd.core.tree import Params, Tree
+from fedkd.core.tree import Params, Rows, Tree
 
 
 class Row(NamedTuple):
@@ -85,6 +85,8 @@ def _sort(value: Tree, counted: list[Tensor], statistics: list[Tensor]) -> None:
     if isinstance(value, Params):
         counted.extend(value.weights.values())
         statistics.extend(value.stats.values())
+    elif isinstance(value, Rows):
+        counted.append(value.values if tree.is_fake(value.values) else value.values[value.present.bool()])
     elif isinstance(value, dict | tuple | list):
         for part in value.values() if isinstance(value, dict) else value:
             _sort(part, counted, statistics)

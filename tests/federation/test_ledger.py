@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny import Hidden, Linear, world
 
-from fedkd.core.tree import Params
+from fedkd.core.tree import Params, Rows
 from fedkd.federation.fed import Federation
 from fedkd.federation.ledger import Ledger, Row
 from fedkd.federation.placed import Placed
@@ -129,3 +129,11 @@ def test_the_shared_coin_is_a_function_of_the_round():
     tosses = [Federation(made, t, np.arange(4), Ledger()).coin(0.5) for t in range(1, 200)]
     assert tosses == [Federation(made, t, np.arange(4), Ledger()).coin(0.5) for t in range(1, 200)]
     assert 70 < sum(tosses) < 130  # 199 fair tosses: mean 99.5, standard deviation 7
+
+
+def test_of_a_table_only_the_present_rows_are_counted():
+    fed, ledger = federation()
+    present = torch.tensor([True, False, True])
+    placed = fed.each(lambda net, w: Rows(w, present), fed.down(torch.zeros(3, 5), "table"))
+    fed.up(placed, "rows")
+    assert (ledger.rows[1].params, ledger.rows[1].bytes) == (4 * 2 * 5, 4 * 2 * 5 * 4)
