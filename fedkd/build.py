@@ -221,8 +221,6 @@ def _root_problems(config: Config) -> list[str]:
     found += [unknown(key, config[key], known) for key, known in choices.items() if config[key] not in known]
     if (name := config["executor"]["name"]) not in EXECUTORS:
         found.append(unknown("executor", name, EXECUTORS))
-    if config["objective"] not in METRICS:
-        found.append(unknown("objective", config["objective"], METRICS))
     return found
 
 
@@ -247,9 +245,10 @@ def _at_hand(source: Dataset | Public) -> bool:
 def _compatibility(config: Config, algorithm: Algorithm, local: Local) -> list[str]:
     found = []
     names = [member if isinstance(member, str) else member["name"] for member in config["model"].get("members", [])]
-    setting = Setting(
-        config["clients"], cohort_size(config["participation"], config["clients"]), len(names) or 1, local
-    )
+    clients, participation = config["clients"], config["participation"]
+    cohort = cohort_size(participation if 0 < participation <= 1 else 1.0, clients)
+    validation = bool(config["partition"]["validation"]) or config["partition"]["name"] == "file"
+    setting = Setting(clients, cohort, len(names) or 1, local, validation)
     if algorithm.one_architecture and len(names) > 1:
         others = ", ".join(name for name, other in ALGORITHMS.items() if not other.one_architecture and name != "local")
         found.append(
@@ -262,10 +261,12 @@ def _compatibility(config: Config, algorithm: Algorithm, local: Local) -> list[s
             f"algorithm={algorithm.name} exchanges predictions on public data, but public=none.\n"
             "Type public=holdout public.size=1000, or name a dataset: public=mnist."
         )
-    objective, partition = config["objective"], config["partition"]
+    objective = config["objective"]
+    if objective not in METRICS and type(algorithm).observe is Algorithm.observe:  # else it may be one of its own
+        found.append(unknown("objective", objective, METRICS))
     if "/shared/" in objective and type(algorithm).shared is Algorithm.shared:
         found.append(f"objective={objective} judges a server's model, but algorithm={algorithm.name} has none.")
-    if "/validation/" in objective and not partition["validation"] and partition["name"] != "file":
+    if "/validation/" in objective and not validation:
         found.append(f"objective={objective} needs a validation split, e.g. partition.validation=0.1.")
     return found + algorithm.problems(setting)
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ def load(directory: Path, algorithm: Any) -> dict[str, Any]:
     if not path.exists():
         raise CheckpointError(f"{directory} holds no checkpoint ({path.relative_to(directory)} is missing).")
     try:
+        with zipfile.ZipFile(path) as file:  # torch.save writes checksums, but torch.load does not look at them
+            if damaged := file.testzip():
+                raise zipfile.BadZipFile(damaged)
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(

@@ -80,7 +80,7 @@ def misspelt(arguments: list[str]) -> list[str]:
         key, equals, value = argument.lstrip("+~").partition("=")
         if key not in groups:
             keys += [key] if equals and not key.startswith(("hydra", "-")) else []
-        elif re.fullmatch(r"[\w,]+", value):  # names, not glob(*) or choice(a, b)
+        elif re.fullmatch(r"[\w,/-]+", value):  # names, not glob(*) or choice(a, b)
             wrong = [name for name in value.split(",") if name not in groups[key]]
             hints += [unknown(key, name, groups[key]) for name in wrong]
             chosen += [] if wrong else [argument.partition(",")[0]]

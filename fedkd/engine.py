@@ -120,6 +120,8 @@ class Engine:
     def log(self, state: State, verdict: Evaluation, times: Mapping[str, float]) -> None:
         seconds = {f"time/{name}": value for name, value in times.items()}
         self.loggers.log({"round": state.round, **verdict.metrics, **state.ledger.totals, **seconds})
+        if verdict.views:
+            self.loggers.show(state.round, verdict.views)
         state.logged = state.round
 
     def advance(self, state: State) -> None:

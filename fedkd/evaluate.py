@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkd.algorithms.base import Algorithm
+from fedkd.algorithms.base import Algorithm, View
 from fedkd.core import tree
 from fedkd.core.losses import Batch, correct, per_sample_cross_entropy
 from fedkd.core.seeds import numpy_rng
@@ -49,6 +49,7 @@ class Evaluation(NamedTuple):
     personal: Scores
     shared: Scores | None
     metrics: dict[str, float]
+    views: dict[str, View]
 
 
 def evaluate(
@@ -81,7 +82,19 @@ def evaluate(
     metrics |= of_personal.metrics("personal")
     if validation:
         metrics |= _join(validation).metrics("validation")
-    return Evaluation(clients, of_personal, of_shared, metrics)
+    views: dict[str, View] = {}
+    for name, seen in _observed(algorithm, server, store, world, round, clients).items():
+        (views if isinstance(seen, View) else metrics)[name] = seen  # type: ignore[assignment]
+    return Evaluation(clients, of_personal, of_shared, metrics, views)
+
+
+def _observed(
+    algorithm: Algorithm, server: Any, store: Store, world: World, round: int, clients: np.ndarray
+) -> dict[str, float | View]:
+    """What the method itself has to show; most have nothing, and their clients' states are not fetched for it."""
+    if type(algorithm).observe is Algorithm.observe:
+        return {}
+    return algorithm.observe(server, store.gather(clients), Federation(world, round, clients, Ledger()))
 
 
 def judged_clients(count: int | None, population: int, seed: int) -> np.ndarray:

@@ -1,10 +1,12 @@
 """One run from a composed config to its directory of results."""
 
 import csv
+import importlib
 import importlib.metadata
 import json
 import math
 import os
+import pkgutil
 import platform
 import re
 import subprocess
@@ -17,9 +19,10 @@ import numpy as np
 import torch
 import yaml
 
+import fedkd.examples
 from fedkd import __version__, build, checkpoint
 from fedkd import plan as planning
-from fedkd.core.errors import CheckpointError, ConfigError
+from fedkd.core.errors import CheckpointError, ConfigError, unknown
 from fedkd.core.signals import Interrupted
 from fedkd.data.partition import Assignment
 from fedkd.engine import Engine, State
@@ -30,6 +33,7 @@ from fedkd.logger import make
 from fedkd.logger.base import INTERRUPTED, Run
 from fedkd.logger.jsonl import read
 from fedkd.report.plots import draw_curves, draw_partition
+from fedkd.report.views import draw_views
 
 FREE = ("resume", "device", "executor", "logger", "checkpoint", "dry_run")  # what a resumed run may change
 
@@ -39,6 +43,8 @@ def run(
 ) -> float | None:
     """Train, evaluate, write everything; returns the metric named by `objective` (None for a dry run)."""
     config, directory, resuming = resumed(config, directory, overrides)
+    if config["example"] is not None:
+        return example(config, directory)
     parts = build.parts(config)
     data = build.data(config, parts.dataset, parts.partition, parts.public)
     if config["dry_run"]:
@@ -82,6 +88,17 @@ def run(
     return headline(summary, config["objective"])
 
 
+def example(config: dict[str, Any], directory: Path) -> float:
+    """A paper's own small example: its numbers and its picture; returns the last number."""
+    names = [module.name for module in pkgutil.iter_modules(fedkd.examples.__path__)]
+    if config["example"] not in names:
+        raise ConfigError(unknown("example", config["example"], names))
+    numbers = importlib.import_module(f"fedkd.examples.{config['example']}").run(config, directory)
+    write_json(directory / "summary.json", {"example": config["example"], "seed": config["seed"], **numbers})
+    print(*(f"{name:<30}{value:.4g}" for name, value in numbers.items()), f"files in {directory}", sep="\n")
+    return float(list(numbers.values())[-1])
+
+
 def simulate(engine: Engine, state: State, assignment: Assignment) -> dict[str, Any]:
     """Run the rounds that are left and write the results; returns the summary."""
     began, config, directory = time.perf_counter(), engine.config, engine.directory
@@ -92,6 +109,8 @@ def simulate(engine: Engine, state: State, assignment: Assignment) -> dict[str, 
     write_results(directory, engine.world.population, verdict, state.ledger.rows, assignment)
     title = f"{config['algorithm']['name']} on {config['dataset']['name']}, {config['partition']['name']} split"
     draw_curves(directory / "curves.png", history, f"{title}, seed {config['seed']}")
+    if (directory / "views.jsonl").exists():
+        draw_views(directory, read(directory / "views.jsonl"))
     write_json(directory / "summary.json", summary)
     engine.loggers.finish(summary)
     return summary

@@ -54,6 +54,7 @@ class Root:
     store: str = "memory"
     on_nan: str = "stop"
     objective: str = "acc/personal/mean"
+    example: str | None = None
     resume: str | None = None
     dry_run: bool = False
     plugins: list[str] = field(default_factory=list)

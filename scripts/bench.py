@@ -76,7 +76,8 @@ class Loop:
         net = next(iter(self.population.nets.values()))
         self.module = net.architecture.module(net.shape, net.classes)
         images = self.population.images
-        self.x = images.batch(torch.arange(len(images.labels))).contiguous()
+        # torch's default layout, as a DataLoader gives it; .contiguous() would keep one channel's channels last
+        self.x = images.batch(torch.arange(len(images.labels))).clone(memory_format=torch.contiguous_format)
         self.y = images.labels
         self.w = [p.detach().clone() for p in self.module.parameters()]
 

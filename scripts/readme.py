@@ -17,9 +17,9 @@ def table() -> str:
     rows = ["| `algorithm=` | what it is | paper | architectures | public data | hyperparameters |"]
     rows.append("|---|---|---|---|---|---|")
     for name, method in ALGORITHMS.items():
-        lines = (import_module(method.__module__).__doc__ or "").strip().splitlines()
-        what = lines[0].partition(": ")[2].rstrip(".")
-        paper = lines[2].partition('. "')[0].rstrip(".") if len(lines) > 2 and not lines[2].startswith(" ") else "–"
+        title, cited, *_ = (import_module(method.__module__).__doc__ or "").split("\n\n")
+        what = title.partition(": ")[2].rstrip(".")
+        paper = "–" if cited.startswith(" ") else " ".join(cited.split()).partition('. "')[0].rstrip(".")
         own = ", ".join(f"`{f.name}={f.default}`" for f in fields(method)) or "–"
         mix, public = "one" if method.one_architecture else "any mix", "yes" if method.public_data else "–"
         rows.append(f"| `{name}` | {what} | {paper} | {mix} | {public} | {own} |")

@@ -24,6 +24,7 @@ class Setting(NamedTuple):
     cohort: int
     architectures: int
     local: Local
+    validation: bool = True  # whether clients have a validation split
 
 
 class View(NamedTuple):

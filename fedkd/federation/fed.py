@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from fedkd.core import tree
 from fedkd.core.errors import Diverged
 from fedkd.core.fit import Descent, Fit, Loss
 from fedkd.core.optim import Local
-from fedkd.core.seeds import numpy_rng
+from fedkd.core.seeds import derive, numpy_rng
 from fedkd.core.tree import Params, Tree
 from fedkd.data import batches
 from fedkd.data.batches import Stream
@@ -25,6 +25,7 @@ from fedkd.federation.population import Population, Shards
 from fedkd.models.net import Net
 
 Run = Callable[[Executor, Net, np.ndarray, Sequence[Tree]], Tree]  # at some clients of one architecture
+T = TypeVar("T")
 SUM_BATCH = 512  # samples a step when sums are taken over a client's data
 
 
@@ -46,12 +47,13 @@ class Federation:
     def __init__(self, world: World, round: int, cohort: np.ndarray, ledger: Ledger) -> None:
         self._world, self._ledger = world, ledger
         self._groups = world.population.by_architecture(cohort)
-        self.round = round
+        self.round, self.rounds = round, world.rounds  # t, and the last one
         self.cohort = cohort
         self.population = len(world.population)
         self.sizes = world.population.train.sizes[cohort]  # |D_i|
         self.local = world.local
         self.lr = world.local.lr_at(round, world.rounds)
+        self._made: dict[str, Any] = {}
 
     @property
     def archs(self) -> list[str]:
@@ -62,6 +64,17 @@ class Federation:
     @property
     def nets(self) -> dict[str, Net]:
         return self._world.population.nets
+
+    @cached_property
+    def class_sizes(self) -> torch.Tensor:
+        """N_i^j, client i's training samples of class j, [cohort, classes]; known to the server as `sizes` are."""
+        images, classes = self._world.population.images, self._world.population.images.classes
+        device = images.labels.device
+        rows = np.concatenate(self._world.population.train.of(self.cohort))
+        places = torch.from_numpy(np.repeat(np.arange(len(self.cohort)), self.sizes)).to(device)
+        cells = places * classes + images.labels[torch.from_numpy(rows).to(device)]
+        counts = torch.zeros(len(self.cohort) * classes, device=device)
+        return counts.index_add(0, cells, torch.ones(len(rows), device=device)).view(-1, classes)
 
     # what crosses the network
 
@@ -134,14 +147,25 @@ class Federation:
         self._check_finite(trained)
         return trained
 
-    def fit(self, loss: Loss, model: Placed[Params], *values: Placed[Any], **how: Any) -> Placed[Params]:
-        """The model trained on `loss` by the local optimiser, which starts afresh; `how` as in `train`."""
-        optimizer = self.local.optimizer_at(self.lr)
+    def fit(
+        self, loss: Loss, model: Placed[Params], *values: Placed[Any], lr: float | None = None, **how: Any
+    ) -> Placed[Params]:
+        """The model trained on `loss` by the local optimiser, which starts afresh; `how` as in `train`.
+
+        `lr` is the learning rate before `local`'s schedule, where it differs from `local.lr`.
+        """
+        optimizer = self.local.optimizer_at(self.lr if lr is None else lr * self.lr / self.local.lr)
         start: Placed[Fit] = Placed(
             {arch: Fit(_copy(w), torch.vmap(optimizer.init)(w.weights)) for arch, w in model._stacks.items()}
         )
         trained, _ = self.train(Descent(loss, optimizer), start, *values, **how)
         return trained
+
+    def once(self, what: str, make: Callable[[], T]) -> T:
+        """make(), done the first time it is asked for: what both `personal` and `observe` of an evaluation need."""
+        if what not in self._made:
+            self._made[what] = make()
+        return self._made[what]  # type: ignore[no-any-return]
 
     @property
     def local_steps(self) -> Placed[torch.Tensor]:
@@ -149,6 +173,15 @@ class Federation:
         steps = [self._steps(int(size), self.local) for size in self.sizes]
         counts = torch.tensor(steps, dtype=torch.float32).to(self._world.population.images.pixels.device)
         return Placed({arch: counts[torch.from_numpy(places)] for arch, places in self._groups.items()})
+
+    def noise(self, purpose: str, *shape: int) -> Placed[torch.Tensor]:
+        """Standard normal numbers at every client, by (seed, round, client, purpose); drawn on the host, so that every
+        device and executor sees the same.
+        """
+        seed, device = self._world.seed, self._world.population.images.pixels.device
+        rngs = [numpy_rng(seed, "noise", purpose, self.round, int(client)) for client in self.cohort]
+        drawn = torch.from_numpy(np.stack([rng.standard_normal(shape, np.float32) for rng in rngs])).to(device)
+        return Placed({arch: drawn[torch.from_numpy(places).to(device)] for arch, places in self._groups.items()})
 
     # what everyone sees
 
@@ -161,6 +194,10 @@ class Federation:
     def predict_public(self, model: Placed[Params]) -> Placed[torch.Tensor]:
         """Every client's logits on the public samples."""
         return self.each(lambda net, w: net.predict(w, self.public), model)
+
+    def seed(self, purpose: str) -> int:
+        """A seed for what the server does at random in this round."""
+        return derive(self._world.seed, purpose, self.round)
 
     def coin(self, probability: float) -> bool:
         """The round's shared randomness."""

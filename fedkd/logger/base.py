@@ -72,6 +72,9 @@ class Logger(Protocol):
     def log(self, metrics: Mapping[str, float]) -> None:
         """After an evaluated round, which is metrics["round"]."""
 
+    def show(self, round: int, views: Mapping[str, Any]) -> None:
+        """After an evaluated round of a method that has more to show: name -> View."""
+
     def state(self) -> dict[str, Any]:
         """What a resumed run hands back as `Run.resumed`, as JSON."""
 
@@ -100,6 +103,9 @@ class Loggers:
 
     def log(self, metrics: Mapping[str, float]) -> None:
         self._each(lambda _, logger: logger.log(metrics))
+
+    def show(self, round: int, views: Mapping[str, Any]) -> None:
+        self._each(lambda _, logger: logger.show(round, views))
 
     def state(self) -> dict[str, Any]:
         return self._each(lambda _, logger: logger.state())

@@ -65,6 +65,9 @@ class Console:
             rounds = str(self.run.rounds)
             self._say(f"{whose}round {metrics['round']:{len(rounds)}.0f}/{rounds}  {self._status()}")
 
+    def show(self, round: int, views: Mapping[str, Any]) -> None:
+        """Pictures are drawn at the end."""
+
     def state(self) -> dict[str, Any]:
         return {}
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per evaluated round, to the last digit."""
+"""metrics.jsonl and views.jsonl: one JSON object per evaluated round, to the last digit."""
 
 import json
 import math
@@ -10,35 +10,49 @@ from typing import Any
 from fedkd.core.errors import CheckpointError
 from fedkd.logger.base import Run
 
-FILE = "metrics.jsonl"
+METRICS, VIEWS = "metrics.jsonl", "views.jsonl"
 
 
 class JsonLines:
     """The record of a run. Each line is on the disk before the run goes on."""
 
     def start(self, run: Run) -> None:
-        self.path, self.offset = run.directory / FILE, run.resumed.get("offset", 0)
-        with self.path.open("ab") as file:
-            if (size := file.tell()) < self.offset:
+        self._paths = {name: run.directory / name for name in (METRICS, VIEWS)}
+        self._offsets = {name: run.resumed.get(name, 0) for name in self._paths}
+        for name, path in self._paths.items():
+            if path.exists() or name == METRICS:
+                self._cut(path, self._offsets[name])
+
+    def _cut(self, path: Path, offset: int) -> None:
+        """What a killed run wrote after its checkpoint is computed again."""
+        with path.open("ab") as file:
+            if (size := file.tell()) < offset:
                 raise CheckpointError(
-                    f"{self.path} has {size} bytes, but had {self.offset} when the checkpoint was written.\n"
+                    f"{path} has {size} bytes, but had {offset} when the checkpoint was written.\n"
                     "Put the file back, or start the run anew without resume."
                 )
-            file.truncate(self.offset)  # what a killed run wrote after its checkpoint is computed again
+            file.truncate(offset)
 
     def advance(self, round: int, ledger: Mapping[str, float]) -> None:
         """Only evaluated rounds are recorded."""
 
     def log(self, metrics: Mapping[str, float]) -> None:
         row = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        with self.path.open("ab") as file:
+        self._append(METRICS, row)
+
+    def show(self, round: int, views: Mapping[str, Any]) -> None:
+        shown = {name: {**view._asdict(), "values": view.values.tolist()} for name, view in views.items()}
+        self._append(VIEWS, {"round": round, **shown})
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        with self._paths[name].open("ab") as file:
             file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-            self.offset = file.tell()
+            self._offsets[name] = file.tell()
 
     def state(self) -> dict[str, Any]:
-        return {"offset": self.offset}
+        return dict(self._offsets)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Nothing is left to write."""
@@ -48,5 +62,5 @@ class JsonLines:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a line that a killed run left half written is not one."""
+    """The rows of such a file; a line that a killed run left half written is not one."""
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]

@@ -12,7 +12,6 @@ from fedkd.logger.base import INTERRUPTED, Run, WandbConfig
 from fedkd.logger.console import shown
 
 INIT_TIMEOUT, FINISH_TIMEOUT = 20, 30  # seconds to wait for the server, and for the upload of what is left
-PICTURES = ("partition", "curves")
 
 
 class Wandb:
@@ -57,14 +56,16 @@ class Wandb:
         # W&B ignores a step it has already, so a round that a resumed run does again is not there twice.
         self.run.log({**metrics, **by_comm}, step=int(metrics["round"]), commit=True)
 
+    def show(self, round: int, views: Mapping[str, Any]) -> None:
+        """Pictures are uploaded at the end."""
+
     def state(self) -> dict[str, Any]:
         return {"id": self.run.id}
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         import wandb
 
-        pictures = {name: self.directory / f"{name}.png" for name in PICTURES}
-        media: dict[str, Any] = {name: wandb.Image(str(path)) for name, path in pictures.items() if path.exists()}
+        media: dict[str, Any] = {path.stem: wandb.Image(str(path)) for path in sorted(self.directory.glob("*.png"))}
         if (clients := self.directory / "clients.csv").exists():
             columns, *rows = ([_value(cell) for cell in row] for row in csv.reader(clients.read_text().splitlines()))
             media["clients"] = wandb.Table(columns, rows, allow_mixed_types=True)

@@ -62,20 +62,20 @@ def draw_partition(path: Path, counts: Array, *, classes: Sequence[str] | None =
     """
     clients, kinds = counts.shape
     width, height = np.clip(0.3 * clients, 4, 12), np.clip(0.3 * kinds, 2.2, 8)
-    figure = _figure(width + 1.5, height + 0.9)
+    figure = figure_of(width + 1.5, height + 0.9)
     axes = figure.add_subplot()
     title = f"{clients:,} clients, {kinds:,} classes, {int(counts.sum()):,} samples"
     cell = 72 * np.sqrt(width / clients * height / kinds)
     if clients <= MOST_DOTS and cell >= SMALLEST_CELL:
-        _dress(axes, x="client", y="class", title=title)
+        title_axes(axes, x="client", y="class", title=title)
         _draw_dots(axes, counts, cell)
     else:
         step = -(-clients // MOST_COLUMNS)
         title += " · colour = samples" + (f", one client in {step} drawn" if step > 1 else "")
-        _dress(axes, x="clients, sorted by their largest class", y="class", title=title)
+        title_axes(axes, x="clients, sorted by their largest class", y="class", title=title)
         _draw_heat_map(figure, axes, counts[::step])
-    _whole_ticks(axes.xaxis)
-    _whole_ticks(axes.yaxis)
+    set_whole_ticks(axes.xaxis)
+    set_whole_ticks(axes.yaxis)
     if kinds <= MOST_NAMES:
         axes.set_yticks(range(kinds), [_plain(name) for name in classes or map(str, range(kinds))])
     figure.savefig(path)
@@ -104,16 +104,16 @@ def _draw_pairs(path: Path, tasks: Mapping[str, Sequence[Curve]], metric: str, l
     from matplotlib.ticker import PercentFormatter
 
     columns = max(1, int(9.5 / (0.6 + 0.075 * max(map(len, looks), default=1))))
-    figure = _figure(10, 3.4 * len(tasks) + 0.25 * -(-len(looks) // columns))
+    figure = figure_of(10, 3.4 * len(tasks) + 0.25 * -(-len(looks) // columns))
     grid = figure.subplots(len(tasks), 2, squeeze=False)
     for (title, shown), (by_round, by_sent) in zip(tasks.items(), grid, strict=True):
         by_sent.sharey(by_round)
         by_sent.tick_params(labelleft=False)
         for curve in shown:
             _draw_curve(by_round, curve.round, curve, metric, looks[curve.label])
-        _dress(by_round, x="round", y="accuracy" if _is_accuracy(metric) else metric, title=title)
+        title_axes(by_round, x="round", y="accuracy" if _is_accuracy(metric) else metric, title=title)
         _draw_by_communication(by_sent, shown, metric, looks)
-        _whole_ticks(by_round.xaxis)
+        set_whole_ticks(by_round.xaxis)
         if _is_accuracy(metric):
             by_round.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     handles = {handle.get_label(): handle for axes in grid[:, 0] for handle in axes.get_lines()}
@@ -136,7 +136,7 @@ def _curve_of_one_run(
 def _draw_by_communication(axes: Axes, curves: Sequence[Curve], metric: str, looks: Mapping[str, Any]) -> None:
     """Each curve over what was sent, on a log axis; what sends nothing has no place there but its level."""
     silent = [curve for curve in curves if not curve.sent.any()]
-    _dress(axes, x="parameters communicated", y="", title="")
+    title_axes(axes, x="parameters communicated", y="", title="")
     if len(silent) == len(curves):
         reason = "nothing was communicated" if curves else "nothing was measured"
         axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center", color=INK)
@@ -221,7 +221,8 @@ def _draw_heat_map(figure: Figure, axes: Axes, counts: Array) -> None:
     bar.outline.set_visible(False)
 
 
-def _figure(width: float, height: float) -> Figure:
+def figure_of(width: float, height: float) -> Figure:
+    """A picture of that many inches."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -232,9 +233,11 @@ def _legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[str],
     owner.legend(handles, labels, frameon=False, labelcolor=INK, fontsize=9, **where)
 
 
-def _dress(axes: Axes, *, x: str, y: str, title: str) -> None:
+def title_axes(axes: Axes, *, x: str, y: str, title: str, grid: bool = True) -> None:
+    """The looks that all pictures share."""
     axes.set_axisbelow(True)
-    axes.grid(color=GRID, linewidth=0.8)
+    if grid:
+        axes.grid(color=GRID, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.tick_params(colors=INK, labelsize=9)
@@ -243,7 +246,8 @@ def _dress(axes: Axes, *, x: str, y: str, title: str) -> None:
     axes.set_title(_plain(title), color=INK, loc="left", fontsize=11)
 
 
-def _whole_ticks(axis: Axis) -> None:
+def set_whole_ticks(axis: Axis) -> None:
+    """Ticks at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))

@@ -239,6 +239,7 @@ def test_a_missing_dataset_is_downloaded_once_and_cached(tmp_path, monkeypatch, 
     assert os.listdir(tmp_path) == [f"{name}.npz"]
 
 
+@pytest.mark.realdata  # no data, but the real package: importing it takes seconds
 def test_the_torchvision_classes_and_their_options_exist():
     from torchvision import datasets as there
 

@@ -50,7 +50,7 @@ def test_received_values_keep_the_cohorts_order_across_architectures():
 def test_the_server_cannot_look_into_placed_values():
     fed, _ = federation()
     placed = fed.down(torch.zeros(2), "secret")
-    with pytest.raises(TypeError, match="Federation.up"):
+    with pytest.raises(TypeError, match=r"Federation\.up"):
         list(placed)
     for operation in (float, len, lambda p: p[0], lambda p: p + 1):
         with pytest.raises(TypeError):

@@ -94,7 +94,7 @@ def test_a_fresh_run_begins_with_an_empty_file(tmp_path: Path) -> None:
 
 def test_a_record_shorter_than_its_checkpoint_says_is_an_error_and_not_filled_with_zeros(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has 0 bytes, but had 10"):
-        JsonLines().start(a_run(tmp_path, resumed={"offset": 10}))
+        JsonLines().start(a_run(tmp_path, resumed={"metrics.jsonl": 10}))
 
 
 def test_floats_come_back_to_the_last_digit_and_what_is_not_finite_as_null(tmp_path: Path) -> None:

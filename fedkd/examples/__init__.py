@@ -1,0 +1,1 @@
+"""Small examples that papers illustrate themselves with, run by `fedkd +experiment=...`."""
