@@ -83,18 +83,17 @@ def evaluate(
     if validation:
         metrics |= _join(validation).metrics("validation")
     views: dict[str, View] = {}
-    for name, seen in _observed(algorithm, server, store, world, round, clients).items():
+    watched = fed if len(clients) <= TOGETHER else Federation(world, round, clients, Ledger())
+    for name, seen in _observed(algorithm, server, store, watched).items():
         (views if isinstance(seen, View) else metrics)[name] = seen  # type: ignore[assignment]
     return Evaluation(clients, of_personal, of_shared, metrics, views)
 
 
-def _observed(
-    algorithm: Algorithm, server: Any, store: Store, world: World, round: int, clients: np.ndarray
-) -> dict[str, float | View]:
+def _observed(algorithm: Algorithm, server: Any, store: Store, fed: Federation) -> dict[str, float | View]:
     """What the method itself has to show; most have nothing, and their clients' states are not fetched for it."""
     if type(algorithm).observe is Algorithm.observe:
         return {}
-    return algorithm.observe(server, store.gather(clients), Federation(world, round, clients, Ledger()))
+    return algorithm.observe(server, store.gather(fed.cohort), fed)
 
 
 def judged_clients(count: int | None, population: int, seed: int) -> np.ndarray:

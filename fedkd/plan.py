@@ -19,6 +19,7 @@ from fedkd.federation.executors.outline import Outline
 from fedkd.federation.fed import Federation, World
 from fedkd.federation.ledger import Ledger
 from fedkd.federation.store import Memory
+from fedkd.logger.console import human, shown
 from fedkd.models.net import Net
 
 PATIENCE = 5.0  # seconds; a plan that would take longer extends the rounds it has seen to all of them
@@ -139,30 +140,28 @@ def _spread(sizes: np.ndarray) -> dict[str, float]:
 
 
 def show(plan: Mapping[str, Any], directory: Path) -> None:
-    """The plan for a person."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    clients, comm = plan["clients"], plan["comm"]
-    console.print(f"[bold]Plan[/bold]: {plan['algorithm']}, {plan['rounds']} rounds, nothing is trained")
-    console.print(f"  clients    {clients['count']:,}, {clients['per_round']:,} a round")
+    """The plan for a person; every number to the last digit is in plan.json."""
+    clients, comm, memory = plan["clients"], plan["comm"], plan["memory"]
+    lines = [("clients", f"{clients['count']:,}, {clients['per_round']:,} a round")]
     for role in ("train", "validation", "test"):
         s = clients[role]
         if s["total"]:
             spread = f"{s['min']:,} to {s['max']:,} a client, median {s['median']:,.0f}"
-            console.print(f"  {role:<10} {s['total']:,} samples: {spread}")
+            lines.append((role, f"{s['total']:,} samples: {spread}"))
     if plan["public"]:
-        console.print(f"  public     {plan['public']:,} unlabelled samples")
+        lines.append(("public", f"{plan['public']:,} unlabelled samples"))
     for name, model in plan["models"].items():
-        console.print(f"  model      {name}: {model['params']:,} parameters, {model['clients']:,} clients")
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for column in ("communication", "params a round", "bytes a round", "params in all", "bytes in all"):
-        table.add_column(column, justify="left" if column == "communication" else "right")
-    for way in ("unicast", "broadcast"):
-        cells = [f"{comm[span][way][unit]:,}" for span in ("per_round", "total") for unit in ("params", "bytes")]
-        table.add_row(f"  {way}", *cells)
-    console.print(table)
-    memory = ", ".join(f"{name.replace('_', ' ')} {size / 1e6:,.1f} MB" for name, size in plan["memory"].items())
-    console.print(f"  memory     {sum(plan['memory'].values()) / 1e6:,.1f} MB: {memory}")
-    console.print(f"  written to {directory / 'plan.json'}")
+        lines.append(("model", f"{name}: {model['params']:,} parameters, {model['clients']:,} clients"))
+    for way, told in (("unicast", "every copy"), ("broadcast", "each distinct message once")):
+        once, whole = (
+            f"{human(comm[span][way]['params'])} params, {human(comm[span][way]['bytes'], 'B')}"
+            for span in ("per_round", "total")
+        )
+        lines.append((way, f"{once} a round; {whole} in all ({told})"))
+    if not comm["exact"]:
+        lines.append(("", "the sums extend the first rounds' mean to all rounds"))
+    parts = ", ".join(f"{name.replace('_', ' ')} {human(size, 'B')}" for name, size in memory.items())
+    lines.append(("memory", f"{human(sum(memory.values()), 'B')}: {parts}"))
+    lines.append(("written to", shown(directory / "plan.json")))
+    print(f"Plan: {plan['algorithm']}, {plan['rounds']} rounds, nothing is trained")
+    print(*(f"  {key:<11}{text}" for key, text in lines), sep="\n")

@@ -1,6 +1,7 @@
 """The command `fedkd`: what can be typed, what a typo gets, what a run leaves behind."""
 
 import json
+import math
 import re
 import sys
 from itertools import zip_longest
@@ -17,7 +18,9 @@ from runs import TINY, command, composed, finished, metrics, ran, record, summar
 
 from fedkd import cli, schema
 from fedkd.cli import CONF, misspelt
+from fedkd.core.errors import ConfigError
 from fedkd.report.cli import main as report
+from fedkd.run import headline
 
 FILES = sorted(CONF.rglob("*.yaml"))
 GROUPS: dict[str, list[str]] = {}
@@ -265,6 +268,13 @@ def test_the_job_returns_its_headline_metric(shared):
     overrides = ("algorithm=fedavg", "model=dnn", "partition.train=0.6", "partition.validation=0.15")
     again = ran(directory / "again", *overrides, "objective=loss/validation/mean")
     assert again == metrics(directory)[-1]["loss/validation/mean"]
+
+
+def test_the_headline_metric_is_the_last_value_not_the_best():
+    assert headline({"last/acc/personal/mean": 0.5, "best/acc/personal/mean": 0.7}, "acc/personal/mean") == 0.5
+    assert math.isnan(headline({"last/loss/shared/mean": None}, "loss/shared/mean"))  # null in the files: not finite
+    with pytest.raises(ConfigError, match=r"objective=acc/x is not a metric of this run\. There are: round"):
+        headline({"last/round": 3}, "acc/x")
 
 
 def test_the_table_of_clients_is_whole(shared):

@@ -178,7 +178,7 @@ class PersFL(Algorithm):
         teacher, *_ = self.judge(own, fed.down(server.w, "model"), fed.round, fed)
         if fed.round < fed.rounds:
             return teacher
-        best, _ = fed.once("stage 2", lambda: self.distil(teacher, fed))
+        best, fed.notes["point"] = self.distil(teacher, fed)
         return best
 
     def shared(self, server: Server) -> Params:
@@ -199,20 +199,21 @@ class PersFL(Algorithm):
         return best
 
     def observe(self, server: Server, own: Placed[Client], fed: Federation) -> dict[str, float | View]:
-        teacher, _, e = self.judge(own, fed.down(server.w, "model"), fed.round, fed)
+        """The round each teacher came from and, after stage 2, how many clients chose each point of the grid."""
+        *_, e = self.judge(own, fed.down(server.w, "model"), fed.round, fed)
         rounds = fed.up(e, "round").stack().cpu().numpy()
         found: dict[str, float | View] = {
             "teacher_round/mean": float(rounds.mean()),
             "teacher_round": View("clusters", rounds),
         }
-        if fed.round == fed.rounds:
-            _, point = fed.once("stage 2", lambda: self.distil(teacher, fed))
-            chosen = np.array(self.points)[fed.up(point, "point").stack().cpu().numpy()]
+        if "point" in fed.notes:
+            chosen = np.array(self.points)[fed.up(fed.notes["point"], "point").stack().cpu().numpy()]
             counts = np.zeros((len(self.imitation), len(self.temperature)))
             for lam, t in chosen:
                 counts[self.imitation.index(lam), self.temperature.index(t)] += 1
+            rows, columns = (", ".join(f"{value:g}" for value in grid) for grid in (self.imitation, self.temperature))
             found |= {"imitation/mean": float(chosen[:, 0].mean()), "temperature/mean": float(chosen[:, 1].mean())}
-            found["grid"] = View("matrix", counts, rows="imitation", columns="temperature")
+            found["grid"] = View("matrix", counts, rows=f"λ: {rows}", columns=f"T: {columns}")
         return found
 
 
@@ -229,4 +230,4 @@ def validate(net: Net, batch: Batch, w: Params) -> Verdict:
 
 
 def validate_all(net: Net, batch: Batch, students: Params) -> Verdict:
-    return torch.vmap(lambda student: validate(net, batch, student))(students)  # type: ignore[no-any-return]
+    return torch.vmap(lambda student: validate(net, batch, student))(students)

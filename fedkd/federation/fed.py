@@ -53,7 +53,7 @@ class Federation:
         self.sizes = world.population.train.sizes[cohort]  # |D_i|
         self.local = world.local
         self.lr = world.local.lr_at(round, world.rounds)
-        self._made: dict[str, Any] = {}
+        self.notes: dict[str, Placed[Any]] = {}  # what `personal` leaves for `observe` of the same evaluation
 
     @property
     def archs(self) -> list[str]:
@@ -160,12 +160,6 @@ class Federation:
         )
         trained, _ = self.train(Descent(loss, optimizer), start, *values, **how)
         return trained
-
-    def once(self, what: str, make: Callable[[], T]) -> T:
-        """make(), done the first time it is asked for: what both `personal` and `observe` of an evaluation need."""
-        if what not in self._made:
-            self._made[what] = make()
-        return self._made[what]  # type: ignore[no-any-return]
 
     @property
     def local_steps(self) -> Placed[torch.Tensor]:
