@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -39,9 +40,27 @@ def composed(*overrides: str) -> dict[str, Any]:
 
 @cache
 def _choose(*choices: str) -> DictConfig:
-    schema.register(CONF)
+    _register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(choices))
+
+
+@cache
+def _register() -> None:
+    schema.register(CONF)
+
+
+def npz(file: Path, shape: tuple[int, ...] = (4, 4), samples: int = 240, **arrays: Any) -> Path:
+    """A dataset of three classes that can be learnt, for `dataset=npz`: 240 training and 60 test images."""
+    rng = np.random.default_rng(0)
+    content = {}
+    for part, count in (("train", samples), ("test", samples // 4)):
+        labels = np.arange(count) % 3
+        bright = 40 * labels.reshape(-1, *(1 for _ in shape))
+        content[f"{part}_images"] = (rng.integers(0, 128, (count, *shape)) + bright).astype(np.uint8)
+        content[f"{part}_labels"] = labels
+    np.savez(file, **{**content, **arrays})
+    return file
 
 
 def ran(directory: Path, *overrides: str) -> float | None:

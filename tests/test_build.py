@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from runs import composed, ran
+from runs import composed, npz, ran
 
 from fedkd import build
 from fedkd.core.errors import ConfigError, DataError
@@ -18,20 +18,6 @@ def problems(*overrides, **root):
     except ConfigError as error:
         return error.problems
     return []
-
-
-def npz(path, images=(40, 4, 4), labels=3, **arrays):
-    rng = np.random.default_rng(0)
-    content = {
-        f"{part}_{what}": values
-        for part in ("train", "test")
-        for what, values in (
-            ("images", rng.integers(0, 256, images, dtype=np.uint8)),
-            ("labels", np.arange(images[0]) % labels),
-        )
-    }
-    np.savez(path, **{**content, **arrays})
-    return path
 
 
 def test_a_config_without_problems_builds():
@@ -107,10 +93,10 @@ def test_what_the_data_refuse_is_told_together_too():
 
 
 WRONG = {
-    "floats": ({"train_images": np.zeros((40, 4, 4))}, "train_images are float64 numbers"),
-    "shape": ({"test_images": np.zeros((40, 4), np.uint8)}, "test_images have the shape (40, 4)"),
-    "length": ({"train_labels": np.arange(39) % 3}, "train_images are 40, but train_labels 39"),
-    "gap": ({"train_labels": np.arange(40) % 3 * 2}, "labels must be 0, 1, ..., classes - 1"),
+    "floats": ({"train_images": np.zeros((240, 4, 4))}, "train_images are float64 numbers"),
+    "shape": ({"test_images": np.zeros((60, 4), np.uint8)}, "test_images have the shape (60, 4)"),
+    "length": ({"train_labels": np.arange(239) % 3}, "train_images are 240, but train_labels 239"),
+    "gap": ({"train_labels": np.arange(240) % 3 * 2}, "labels must be 0, 1, ..., classes - 1"),
 }
 
 
@@ -129,7 +115,7 @@ def test_a_wrong_npz_is_told_with_what_is_needed(fault, tmp_path):
 
 
 def test_a_right_npz_runs(tmp_path):
-    file = npz(tmp_path / "right.npz", images=(40, 4, 5, 3))
+    file = npz(tmp_path / "right.npz", shape=(4, 5, 3))
     assert 0 <= ran(tmp_path, "dataset=npz", f"dataset.path={file}", "public.size=8", "rounds=1") <= 1
 
 

@@ -8,16 +8,15 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from runs import command, finished, metrics, ran, record, resumed
+from runs import command, finished, metrics, npz, ran, record, resumed
 
 from fedkd import checkpoint
 from fedkd.core.errors import CheckpointError
 from fedkd.core.signals import Interrupted, interruptible, shielded
 
-ROUNDS = 60
+ROUNDS = 40
 SETTING = (  # a method with states at the server and at the clients, some of whom sit out
     *("algorithm=scaffold", "model=mlr", "clients=6", "participation=0.5", f"rounds={ROUNDS}", "local.steps=1"),
     *("checkpoint.every=7", "eval.every=2", "public=none", "logger=none", "dataset=npz"),
@@ -27,13 +26,7 @@ FILES = ("clients.csv", "ledger.csv", "partition.npz", "config.yaml", "command.j
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory):
-    """Images that need no library to load."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(240) % 3
-    images = (rng.integers(0, 128, (240, 4, 4)) + 40 * labels[:, None, None]).astype(np.uint8)
-    file = tmp_path_factory.mktemp("data") / "images.npz"
-    np.savez(file, train_images=images, train_labels=labels, test_images=images[:30], test_labels=labels[:30])
-    return (*SETTING, f"dataset.path={file}")
+    return (*SETTING, f"dataset.path={npz(tmp_path_factory.mktemp('data') / 'images.npz')}")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from fedkd.federation.population import Population, Shards
 from fedkd.models.net import Net
 
 Run = Callable[[Executor, Net, np.ndarray, Sequence[Tree]], Tree]  # at some clients of one architecture
-T = TypeVar("T")
 SUM_BATCH = 512  # samples a step when sums are taken over a client's data
 
 

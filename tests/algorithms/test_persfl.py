@@ -28,7 +28,7 @@ from fedkd.federation.population import Shards
 
 EXECUTORS = ("serial", "vmapped")
 ROUNDS = 3  # of the oracle's world
-HELD = [[3], [0, 1]]  # the samples, counted through CLIENTS, on which the two clients validate
+HELD = [[0, 3], [1, 4]]  # the samples, counted through CLIENTS, on which the two clients validate
 
 
 def validated(run, held=HELD):
@@ -143,7 +143,7 @@ def test_three_rounds_and_the_distillation_are_those_of_algorithm_1(given, execu
             best = max(students, key=lambda a: accuracy(a, held[k]))  # noqa: B023
         assert flat(found[k]) == pytest.approx(best, abs=2e-6)
     if method.teacher == "optimal":
-        assert chosen[0] != chosen[1]  # else the oracle would not tell a teacher from the last model
+        assert chosen == [1, 2]  # neither the first nor the last model: the oracle can tell a teacher from either
 
 
 # the ledger
@@ -169,9 +169,11 @@ def test_stage_1_is_fedavg(tmp_path):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("net", [Hidden(), Normed()], ids=lambda net: net.name)
-@pytest.mark.parametrize("optimizer", [{}, {"optimizer": "adam", "lr": 0.01}, {"momentum": 0.9, "weight_decay": 0.01}])
-def test_without_imitation_it_is_fine_tuning_the_optimal_teacher(optimizer, net, executor, tmp_path):
+@pytest.mark.parametrize(
+    ("net", "optimizer"),
+    [(Hidden(), {"optimizer": "adam", "lr": 0.01}), (Hidden(), {}), (Normed(), {"momentum": 0.9, "weight_decay": 0.1})],
+)
+def test_without_imitation_it_is_fine_tuning_the_optimal_teacher(net, optimizer, executor, tmp_path):
     how = {"architectures": (net,), "executor": executor, "local": Local(**{"epochs": 2, "batch_size": 4, **optimizer})}
     run = engine(PersFL(imitation=(0.0,)), tmp_path, **how)
     state = through(run)
@@ -207,7 +209,7 @@ def test_kl_by_samples_has_the_gradient_of_persfl_gd_and_the_other_readings_have
     state = through(engine(PersFL(), tmp_path))
 
     def student(**how):
-        method = PersFL(imitation=(0.5,), temperature=(5.0,), distil_epochs=3, **how)
+        method = PersFL(imitation=(0.5,), temperature=(5.0,), distil_epochs=10, **how)
         return leaves(personal(engine(method, tmp_path), state, range(4)).stack())
 
     gd = student(objective="ce")
