@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracle import CLIENTS, LR, average, client, data, federation, flat, gradient, scores, sgd, softmax
+from oracle import CLIENTS, average, client, data, federation, flat, gradient, scores, sgd, softmax
 from runs import composed, metrics, ran
 from tiny import CLASSES, Hidden, Normed, assert_close, assert_equal, engine, everyone, leaves, world
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -138,9 +138,9 @@ def test_three_rounds_and_the_distillation_are_those_of_algorithm_1(given, execu
         grid = [(lam, t) for lam in method.imitation for t in method.temperature]
         students = [distilled(models[e], data(k), lam, t, *how) for lam, t in grid]
         if method.select == "loss":
-            best = min(students, key=lambda a: cross_entropy(a, held[k]))  # noqa: B023
+            best = min(students, key=lambda a: cross_entropy(a, held[k]))
         else:
-            best = max(students, key=lambda a: accuracy(a, held[k]))  # noqa: B023
+            best = max(students, key=lambda a: accuracy(a, held[k]))
         assert flat(found[k]) == pytest.approx(best, abs=2e-6)
     if method.teacher == "optimal":
         assert chosen == [1, 2]  # neither the first nor the last model: the oracle can tell a teacher from either
