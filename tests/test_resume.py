@@ -48,7 +48,7 @@ def whole(setting, single_thread, tmp_path_factory):
 
 def started(directory, *overrides, lines):
     """A run as a process of its own, with so many lines in its record."""
-    process = command(directory.parent, *overrides, f"hydra.run.dir={directory}")
+    process = command(directory.parent, *overrides)
     path, deadline = directory / "metrics.jsonl", time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
         if path.exists() and path.read_bytes().count(b"\n") >= lines:
@@ -103,7 +103,7 @@ def assert_same(directory, whole):
 
 def test_a_run_that_is_killed_and_then_terminated_ends_with_the_same_numbers(setting, single_thread, tmp_path):
     directory, setting = tmp_path / "run", (*setting, "rounds=300")
-    process = started(directory, *setting, lines=10)
+    process = started(directory, *setting, "hydra.run.dir=run", lines=10)
     process.kill()
     finished(process)
     assert process.returncode == -signal.SIGKILL
@@ -125,7 +125,7 @@ def test_a_run_that_is_killed_and_then_terminated_ends_with_the_same_numbers(set
     assert_same(directory, tmp_path / "whole")
 
 
-MOMENTS = {  # what is called when the run dies, and how often it was before
+MOMENTS = {  # before which call of what the run dies
     "before an evaluation": ("fedkd.engine.evaluate", 12),
     "before a line": ("fedkd.logger.jsonl.JsonLines.log", 9),
     "before a checkpoint": ("fedkd.checkpoint.save", 3),
@@ -153,7 +153,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(moment, store, w
 @pytest.mark.parametrize("delay", [0.0, 0.013, 0.029, 0.05, 0.11])
 def test_a_run_killed_again_and_again_resumes_to_the_same_numbers(store, delay, setting, single_thread, tmp_path):
     directory, setting = tmp_path / "run", (*setting, "rounds=300", "checkpoint.every=1", f"store={store}")
-    process = started(directory, *setting, lines=10)
+    process = started(directory, *setting, "hydra.run.dir=run", lines=10)
     for _ in range(3):
         time.sleep(delay)
         process.kill()
