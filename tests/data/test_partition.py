@@ -126,7 +126,7 @@ def shares_of(partition, labels, clients, seed=0):
 def test_dirichlet_with_a_tiny_alpha_and_1000_clients_is_quick_and_leaves_nobody_empty():
     started = time.perf_counter()
     counts = shares_of(Dirichlet(alpha=0.001), ten_classes(6000), 1000)
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 60  # 0.03 s on a free machine; a rejection loop would never end
     # 10 is below half an equal share, 60,000 / 1,000 / 2 = 30
     assert counts.sum(1).min() == 10
     assert counts.sum() == 60_000
@@ -309,7 +309,7 @@ def test_as_many_clients_as_samples_have_one_each(name):
 def test_ten_thousand_clients_take_seconds(name):
     started = time.perf_counter()
     split = PARTITIONS[name]().assign(ten_classes(6000), np.arange(60_000), 10_000, 0)
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 60  # 0.03 s on a free machine; a rejection loop would never end
     assert len(np.unique(split.client)) == 10_000
 
 

@@ -1,7 +1,6 @@
 """The frame every architecture stands in: pure functions of parameters, whatever the network."""
 
 import copy
-import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -192,10 +191,8 @@ def test_a_module_that_fails_on_the_image_size_is_refused_in_a_sentence() -> Non
         Plain().net((3, 28, 28), 10)
 
 
-def test_a_net_holds_no_memory_and_takes_no_time() -> None:
-    start = time.perf_counter()
+def test_a_net_holds_no_memory() -> None:
     nets = [VGG11().net((3, 32, 32), 10) for _ in range(5)]
-    assert time.perf_counter() - start < 5  # 0.1 s each when the machine is free; 100 clients need one
     for net in nets:
         for module in (net._training, net._predicting):
             assert all(value.is_meta for value in (*module.parameters(), *module.buffers()))
