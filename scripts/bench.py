@@ -7,6 +7,8 @@ Every workload is one FedAvg round: the same models, samples and number of SGD s
 Times are medians over rounds, the two sides in turn, so that a busy machine hurts both. The columns:
 samples/s of the loop and of fedkd, their ratio, the share of the machine's matrix-multiply rate that fedkd's
 arithmetic reaches, and the part of a round that is neither training nor evaluation.
+
+`persfl` is another comparison: its second stage, ten clients with the 15 students of a grid each, against one student.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from fedkd.algorithms.fedavg import FedAvg
+from fedkd.algorithms.persfl import PersFL
 from fedkd.core.optim import Local
 from fedkd.data.datasets import Images
 from fedkd.data.partition import Assignment
@@ -28,6 +31,7 @@ from fedkd.data.public import Public
 from fedkd.engine import Engine, Settings, State
 from fedkd.federation.executors import choose
 from fedkd.federation.fed import Federation, World
+from fedkd.federation.ledger import Ledger
 from fedkd.federation.population import Population
 from fedkd.logger.base import Loggers
 from fedkd.models.mixed import nets_of
@@ -50,9 +54,11 @@ WORKS = {
         24 * 24 * 25 * 32 + 8 * 8 * 25 * 32 * 64 + 1024 * 512 + 512 * 10,
     ),
 }  # fmt: skip
+GRID = Work({"name": "dnn", "hidden": [100]}, 10, 600, 32, 784 * 100 + 100 * 10)  # PersFL's DNN
+COMPARISONS = [*WORKS, "persfl"]
 
 
-def engine(work: Work, executor: str) -> Engine:
+def engine(work: Work, executor: str, validation: float = 0.0) -> Engine:
     """A FedAvg run on random images of MNIST's shape."""
     rng = np.random.default_rng(0)
     count = work.clients * work.samples
@@ -60,7 +66,8 @@ def engine(work: Work, executor: str) -> Engine:
     labels = torch.from_numpy(rng.integers(0, 10, count))
     images = Images(pixels, labels, count, 10, torch.tensor([0.5]), torch.tensor([0.5]))
     owner = np.repeat(np.arange(work.clients), work.samples).astype(np.int32)
-    assignment = Assignment(np.arange(count), owner, np.zeros(count, np.uint8), np.arange(0))
+    role = np.tile(np.arange(work.samples) >= work.samples * (1 - validation), work.clients).astype(np.uint8)
+    assignment = Assignment(np.arange(count), owner, role, np.arange(0))
     nets = nets_of(work.model, images.shape, 10)
     population = Population.of(images, None, nets, np.zeros(work.clients, np.int64), assignment)
     executors = {name: choose(executor, net, torch.device("cpu"), None, "fp32") for name, net in nets.items()}
@@ -131,20 +138,39 @@ def matmul_rate() -> float:
     return 1024**3 / statistics.median(timed(lambda: a @ a) for _ in range(9))
 
 
+def grid(rounds: int, executor: str) -> None:
+    """PersFL's second stage: all students of all clients against one student a client, in turn."""
+    world = engine(GRID, executor, validation=0.25).world
+    one, many = PersFL(imitation=(0.5,), temperature=(5.0,)), PersFL(imitation=(0.1, 0.25, 0.5, 0.75, 1.0))
+    (net,) = world.population.nets.values()
+    fed = Federation(world, world.rounds, np.arange(GRID.clients), Ledger())
+    teacher = fed.down(net.init(0), "model")
+    for method in (one, many):
+        method.distil(teacher, fed)  # warm up
+    times = [[timed(lambda: method.distil(teacher, fed)) for method in (one, many)] for _ in range(rounds)]  # noqa: B023
+    short, long = (statistics.median(side) for side in zip(*times, strict=True))
+    print(f"persfl: {GRID.clients} clients x {len(many.points)} students {long:.3f} s, x 1 student {short:.3f} s: "
+          f"{long / short:.2f} times")  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("works", nargs="*", default=list(WORKS), metavar="WORK", help=f"of {', '.join(WORKS)}")
+    parser.add_argument("works", nargs="*", default=COMPARISONS, metavar="WORK", help=f"of {', '.join(COMPARISONS)}")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--executor", default="auto")
     args = parser.parse_args()
-    if unknown := set(args.works) - set(WORKS):
-        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKS)}")
+    if unknown := set(args.works) - set(COMPARISONS):
+        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(COMPARISONS)}")
     rate = matmul_rate()
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {2 * rate / 1e9:.0f} GFLOP/s by matrix product"
     )
+    if "persfl" in args.works:
+        grid(args.rounds, args.executor)
+    if not (works := [name for name in args.works if name in WORKS]):
+        return
     print(f"{'work':<6}{'loop/s':>10}{'fedkd/s':>10}{'ratio':>8}{'of matmul':>11}{'overhead':>10}")
-    for name in args.works:
+    for name in works:
         work = WORKS[name]
         run = engine(work, args.executor)
         state, loop = run.start(), Loop(work, run)
