@@ -257,7 +257,7 @@ class Federation:
             finite = torch.ones(len(places), dtype=torch.bool)
             for leaf in tree.leaves(trained._stacks[arch]):
                 if leaf.is_floating_point() and leaf.numel():
-                    finite = finite.to(leaf.device) & leaf.reshape(len(places), -1).isfinite().all(1)
+                    finite = finite.to(leaf.device) & leaf.reshape(len(places), -1).sum(1).isfinite()
             if not tree.is_fake(finite):
                 bad += self.cohort[places][~finite.cpu().numpy()].tolist()
         if bad:
