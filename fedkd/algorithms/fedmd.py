@@ -10,7 +10,7 @@ Li and Wang, NeurIPS workshop 2019 (arXiv:1910.03581), Algorithm 1.
 Departures
     D1  the public data has no labels, so the transfer-learning stage on it is left out; a client's first `revisit` is
         its training on private data.
-    D2  the distance of `digest` is not given in the text; `l1` is what the authors' released code minimises.
+    D2  the distance of `digest` is not given in the text; `l1` is our choice, `l2` the option.
 """
 
 from dataclasses import dataclass
