@@ -1,6 +1,7 @@
-"""An architecture as pure functions of its parameters: init, forward, predict, features, head."""
+"""An architecture as pure functions of its parameters: init, forward, predict, features, stage, head."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -20,16 +21,66 @@ INITS = ("default", "zeros")
 CHUNK = 512  # samples a prediction takes at once, so that memory does not grow with the data
 
 
+class Pass(NamedTuple):
+    """What a pass through a network gives."""
+
+    logits: Tensor
+    features: Tensor  # what enters the head
+    stage_in: Tensor  # what enters the last stage
+    stage_out: Tensor  # what leaves it
+
+
 class Split(nn.Module):
-    """Features, then head: the one seam every method that shares a part of the network uses."""
+    """Features, then head: the one seam every method that shares or looks at a part of the network uses.
 
-    def __init__(self, features: nn.Module, head: nn.Module) -> None:
+    Parameters
+    ----------
+    stage : which of the features' children are the network's last stage; what precedes it is the trunk, what follows
+        it (pooling, a feature layer) only shapes the features. None: the last two convolutions or linear layers.
+    inner : the layers of the stage, by their names in `features`, that read its inner channels: those a narrower stage
+        has fewer of. None: every convolution or linear layer of the stage but its first.
+
+    A projection, if the architecture asks for one, comes between them, and what leaves it counts as the features.
+    """
+
+    projection: nn.Module | None
+
+    def __init__(
+        self, features: nn.Module, head: nn.Module, stage: slice | None = None, inner: Sequence[str] | None = None
+    ) -> None:
         super().__init__()
-        self.features, self.head = features, head
+        self.features = features
+        self.register_module("projection", None)  # parameters are listed in this order
+        self.head = head
+        children = dict(features.named_children()) if isinstance(features, nn.Sequential) else {}
+        layers = [name for name, child in children.items() if isinstance(child, nn.Linear | nn.modules.conv._ConvNd)]
+        if stage is None:
+            first = [*children].index(layers[-2:][0]) if layers else 0
+            flat = len(children) > 1 and isinstance([*children.values()][-1], nn.Flatten)  # leave maps as they are
+            stage = slice(first, len(children) - flat)
+        within = [*children][stage]
+        self.inner = [name for name in layers if name in within][1:] if inner is None else [*inner]
+        # before, in and after the last stage: a tuple, as the layers belong to `features`
+        self.parts: tuple[nn.Module, nn.Module, nn.Module] = (nn.Identity(), features, nn.Identity())
+        if isinstance(features, nn.Sequential):
+            self.parts = features[: stage.start], features[stage], features[stage.stop :]
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.features(x)
-        return features, self.head(features)
+    def forward(self, x: Tensor) -> Pass:
+        trunk, stage, rest = self.parts
+        stage_in = trunk(x)
+        stage_out = stage(stage_in)
+        features = rest(stage_out)
+        if self.projection is not None:
+            features = self.projection(features)
+        return Pass(self.head(features), features, stage_in, stage_out)
+
+    def project(self, size: int) -> None:
+        """Put a two-layer projection of `size` outputs before the head (Chen et al., ICML 2020)."""
+        if not isinstance(self.head, nn.Linear):
+            raise ConfigError("model.projection goes before a linear head, and this model has none; leave it null.")
+        wide, classes = self.head.in_features, self.head.out_features
+        self.projection = nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, size))
+        self.head = nn.Linear(size, classes)
 
 
 class Linear(nn.Linear):
@@ -63,9 +114,12 @@ class Architecture(Model):
     Parameters
     ----------
     init : `default` (the network's own) or `zeros` (for convex work: every run starts at the same point).
+    projection : outputs of a two-layer MLP between features and head, as MOON has it (256), or None: no such layers.
+        Its hidden layer is as wide as the features; what leaves it is then what counts as features everywhere.
     """
 
     init: str = "default"
+    projection: int | None = None
 
     @abstractmethod
     def module(self, shape: Shape, classes: int) -> nn.Module:
@@ -79,18 +133,21 @@ class Architecture(Model):
 
     def problems(self) -> list[str]:
         """What is wrong with these fields, if anything."""
-        return [] if self.init in INITS else [unknown(f"model={self.name}: init", self.init, INITS)]
+        found = [] if self.init in INITS else [unknown(f"model={self.name}: init", self.init, INITS)]
+        return found + ([] if self.projection is None else not_positive(self, "projection"))
 
 
 register = MODELS = Registry[Model]("model", "fedkd.models")
 
 
 class Output(NamedTuple):
-    """What a training pass gives."""
+    """What a training pass gives: a `Pass`, and the running statistics after it."""
 
     logits: Tensor
     features: Tensor
-    stats: dict[str, Tensor]  # the running statistics after it
+    stage_in: Tensor
+    stage_out: Tensor
+    stats: dict[str, Tensor]
 
 
 class Net:
@@ -104,17 +161,15 @@ class Net:
         try:
             with torch.device("meta"):
                 self._training, self._predicting = self._build().train(), self._build().eval()
-            features, logits = functional_call(self._predicting, self._nothing(), (torch.zeros(2, *shape),))
+            seen: Pass = functional_call(self._predicting, self._nothing(), (torch.zeros(2, *shape),))
         except (RuntimeError, ValueError, IndexError) as error:
             raise ConfigError(
                 f"model={self.name} does not fit images of {_size(shape)}: {str(error).splitlines()[0]}\n"
                 "Choose another model (every dataset fits mlr and dnn) or a dataset with larger images."
             ) from error
-        if tuple(logits.shape) != (2, classes):
-            raise ConfigError(
-                f"model={self.name} gives outputs of shape {tuple(logits.shape)} for 2 images; must be (2, {classes})."
-            )
-        self.feature_size = features[0].numel()
+        if (given := tuple(seen.logits.shape)) != (2, classes):
+            raise ConfigError(f"model={self.name} gives outputs of shape {given} for 2 images; must be (2, {classes}).")
+        self.feature_size = seen.features[0].numel()
         self.weights = {name: p.shape for name, p in self._training.named_parameters()}
         self.params = sum(shape.numel() for shape in self.weights.values())
         self.stats = {name: b.shape for name, b in self._training.named_buffers()}
@@ -122,15 +177,24 @@ class Net:
         self.batch_statistics = any(isinstance(m, _NormBase) for m in self._training.modules())
         # layers that hold parameters, first to last
         self.layers = list(dict.fromkeys(name.rpartition(".")[0] for name in self.weights))
+        # layers that read the last stage's inner channels, and how many there are: what the layer before each puts out
+        inner = [f"features.{name}" for name in self._training.inner]
+        self.inner = {name: self.weights[f"{self._before(name)}.weight"][0] for name in inner}
 
     def _build(self) -> Split:
-        module = self.architecture.module(self.shape, self.classes)
+        given = self.architecture.module(self.shape, self.classes)
+        module = given if isinstance(given, Split) else Split(given, nn.Identity())
+        if self.architecture.projection is not None:
+            module.project(self.architecture.projection)
         for layer in module.modules():
             if type(layer) is nn.Linear:
                 layer.__class__ = Linear
             if isinstance(layer, _NormBase):
                 layer.num_batches_tracked = None  # only needed without a momentum, and an integer cannot be averaged
-        return module if isinstance(module, Split) else Split(module, nn.Identity())
+        return module
+
+    def _before(self, layer: str) -> str:
+        return self.layers[self.layers.index(layer) - 1]
 
     def _nothing(self) -> dict[str, Tensor]:
         """All-zero parameters that take no memory.
@@ -153,26 +217,52 @@ class Net:
     def forward(self, model: Params, x: Tensor) -> Output:
         """A training pass: batch statistics are used, and the running ones updated in the output."""
         stats = {name: value.clone() for name, value in model.stats.items()}
+        seen: Pass = functional_call(self._in_training(x), {**model.weights, **stats}, (x,))
+        return Output(*seen, stats)
+
+    def _in_training(self, x: Tensor) -> Split:
         alone = self.batch_statistics and len(x) == 1  # one sample has no variance: the running statistics serve
-        module = self._predicting if alone else self._training
-        features, logits = functional_call(module, {**model.weights, **stats}, (x,))
-        return Output(logits, features, stats)
+        return self._predicting if alone else self._training
 
     def predict(self, model: Params, x: Tensor) -> Tensor:
         """Logits, by the running statistics."""
-        return self._chunked(self._predicting, {**model.weights, **model.stats}, x, 1)
+        return self._chunked(model, x, Pass._fields.index("logits"))
 
     def features(self, model: Params, x: Tensor) -> Tensor:
         """What enters the head, by the running statistics."""
-        return self._chunked(self._predicting, {**model.weights, **model.stats}, x, 0)
+        return self._chunked(model, x, Pass._fields.index("features"))
 
     def head(self, model: Params, features: Tensor) -> Tensor:
         """Logits of given features."""
         of_head = {name.removeprefix("head."): w for name, w in model.weights.items() if name.startswith("head.")}
         return functional_call(self._predicting.head, of_head, (features,))  # type: ignore[no-any-return]
 
-    def _chunked(self, module: nn.Module, state: dict[str, Tensor], x: Tensor, output: int) -> Tensor:
-        parts: list[Tensor] = [functional_call(module, state, (part,))[output] for part in torch.split(x, CHUNK)]
+    def stage(self, model: Params, stage_in: Tensor) -> Tensor:
+        """What the last stage makes of its input in a training pass; the running statistics after it are not kept."""
+        _, stage, _ = self._in_training(stage_in).parts
+        state = {name: model.weights[f"features.{name}"] for name, _ in stage.named_parameters()}
+        stats = {name: model.stats[f"features.{name}"].clone() for name, _ in stage.named_buffers()}
+        return functional_call(stage, {**state, **stats}, (stage_in,))  # type: ignore[no-any-return]
+
+    def narrow(self, model: Params, width: float) -> Params:
+        """The model whose last stage has only the first `width` of its inner channels; its input and output stay.
+
+        The layers that read those channels get zeros for the others. Normalisation being by channel, this equals the
+        stage built that narrow. What is left is scaled up to the whole, as dropout does: a normalisation after the
+        layer undoes it; without one the narrow stage's output would be smaller for its width alone.
+        """
+        weights = dict(model.weights)
+        for layer, channels in self.inner.items():
+            weight, kept = weights[f"{layer}.weight"], max(1, round(width * channels))
+            read = torch.arange(weight.shape[1], device=weight.device) < kept * (weight.shape[1] // channels)
+            weights[f"{layer}.weight"] = weight * (channels / kept * read).view(-1, *[1] * (weight.dim() - 2))
+        return Params(weights, model.stats)
+
+    def _chunked(self, model: Params, x: Tensor, output: int) -> Tensor:
+        state = {**model.weights, **model.stats}
+        parts: list[Tensor] = [
+            functional_call(self._predicting, state, (part,))[output] for part in torch.split(x, CHUNK)
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def split(self, model: Params, last: int) -> tuple[Params, Params]:

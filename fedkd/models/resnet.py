@@ -1,5 +1,7 @@
 """ResNet-18: torchvision's, its last layer a feature layer of d numbers, and a linear head (FedHKD)."""
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -31,7 +33,15 @@ class ResNet18(Architecture):
         nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's own
         if self.small_stem:
             backbone.maxpool = nn.Identity()
-        return Split(backbone, nn.Linear(self.feature_size, classes))
+        inner = ("layer4.0.conv2", "layer4.1.conv2")
+        return split(backbone, nn.Flatten(), nn.Linear(self.feature_size, classes), "layer4", inner)
 
     def problems(self) -> list[str]:
         return super().problems() + not_positive(self, "feature_size")
+
+
+def split(backbone: nn.Module, flatten: nn.Module, head: nn.Module, stage: str, inner: Sequence[str]) -> Split:
+    """A network of torchvision, cut at its children; `flatten` is what its code does before its last layer."""
+    *body, last = backbone.named_children()
+    at = [name for name, _ in body].index(stage)
+    return Split(nn.Sequential(OrderedDict([*body, ("flatten", flatten), last])), head, slice(at, at + 1), inner)

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedkd.models.net import Architecture, Shape, Split, not_positive, register
+from fedkd.models.resnet import split
 
 
 @register("shufflenet")
@@ -29,7 +30,15 @@ class ShuffleNet(Architecture):
         backbone.conv1[0] = nn.Conv2d(shape[0], 24, 3, stride, padding=1, bias=False)
         if self.small_stem:
             backbone.maxpool = nn.Identity()
-        return Split(backbone, nn.Linear(self.feature_size, classes))
+        inner = [f"stage4.{unit}.branch2.5" for unit in range(len(backbone.stage4))]  # each unit's last 1x1 convolution
+        return split(backbone, SpatialMean(), nn.Linear(self.feature_size, classes), "stage4", inner)
 
     def problems(self) -> list[str]:
         return super().problems() + not_positive(self, "feature_size")
+
+
+class SpatialMean(nn.Module):
+    """The mean over height and width."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean([2, 3])

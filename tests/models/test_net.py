@@ -104,8 +104,7 @@ def test_a_training_pass_updates_running_statistics_as_batch_norm_does_and_leave
     module.load_state_dict({**model.weights, **model.stats}, strict=False)  # without the counts of batches
     untouched = copy.deepcopy((model, x))
     output = net.forward(model, x)
-    features, logits = module(x)
-    assert_same((output.logits, output.features), (logits, features))
+    assert_same(output[:4], module(x))
     expected = dict(module.named_buffers())
     assert list(output.stats) == list(model.stats) == [name for name in expected if "num_batches" not in name]
     assert_same(output.stats, {name: expected[name] for name in output.stats})
@@ -139,6 +138,95 @@ def test_gradients_of_stacked_clients_by_vmap_equal_those_of_one_client_after_an
         value, stats = loss(leaves, model.stats, x[i], y[i])
         alone = dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
         assert_same(tree.take(together, i), (alone, stats), 1e-5)
+
+
+class Narrow(nn.Module):
+    """Two layers in sequence, of which only the first `kept` of four inner channels exist; their sum stands for all."""
+
+    def __init__(self, model: Params, kept: int, side: int) -> None:
+        super().__init__()
+        w = {name.removeprefix("features."): weight for name, weight in model.weights.items()}
+        self.first = w["1.weight"][:kept], w["1.bias"][:kept]
+        self.scale = w["2.weight"][:kept], w["2.bias"][:kept]
+        self.second = w["5.weight"][:, : kept * side**2] * 4 / kept, w["5.bias"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = nn.functional.conv2d(x, *self.first)
+        scaled = nn.functional.batch_norm(inner, None, None, *self.scale, training=True).relu()
+        return nn.functional.linear(scaled.flatten(1), *self.second).tanh()
+
+
+@dataclass(frozen=True)
+class Staged(Architecture):
+    """A trunk, a stage with batch norm whose second layer reads flattened channels, a head."""
+
+    name: ClassVar[str] = "staged"
+
+    def module(self, shape: Shape, classes: int) -> Split:
+        trunk = nn.Conv2d(shape[0], 3, 3)
+        stage = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 6), nn.Tanh()]
+        return Split(nn.Sequential(trunk, *stage), nn.Linear(6, classes))
+
+
+@pytest.mark.parametrize(("width", "kept"), [(0.25, 1), (0.5, 2), (1.0, 4), (0.01, 1)])
+def test_a_narrow_stage_is_the_stage_built_with_fewer_inner_channels(width: float, kept: int) -> None:
+    net = Staged().net(SHAPE, 10)
+    model = net.init(0)
+    seen = net.forward(model, images(6))
+    assert net.inner == {"features.5": 4}
+    narrow = net.stage(net.narrow(model, width), seen.stage_in)
+    assert_same(narrow, Narrow(model, kept, 4)(seen.stage_in), 1e-6)
+    assert torch.equal(narrow, seen.stage_out) == (width == 1)
+
+
+@pytest.mark.parametrize("architecture", [DNN(hidden=(7, 6, 5)), SmallCNN(), CNN(hidden=(8,)), Residual(), Staged()])
+def test_the_last_stage_leads_from_its_input_to_the_features_and_leaves_the_statistics(
+    architecture: Architecture,
+) -> None:
+    net = architecture.net(SHAPE, 10)
+    model, x = net.init(0), images(6)
+    untouched = copy.deepcopy(model)
+    seen = net.forward(model, x)
+    assert torch.equal(net.stage(model, seen.stage_in), seen.stage_out)
+    assert_same(model, untouched)
+    alone = net.forward(model, x[:1])  # by the running statistics, as one sample has no variance
+    assert torch.equal(net.stage(model, alone.stage_in), alone.stage_out)
+
+
+def test_the_last_stage_is_by_default_the_last_two_layers() -> None:
+    def seen(architecture: Architecture) -> tuple[list[str], tuple[int, ...], tuple[int, ...]]:
+        net = architecture.net(SHAPE, 10)
+        output = net.forward(net.init(0), images(2))
+        return list(net.inner), tuple(output.stage_in.shape[1:]), tuple(output.stage_out.shape[1:])
+
+    assert seen(DNN(hidden=(7, 6, 5))) == (["features.5"], (7,), (5,))
+    assert seen(DNN(hidden=(7,))) == ([], (64,), (7,))  # one layer has no inner channels
+    assert seen(MLR()) == ([], SHAPE, (64,))
+    assert seen(CNN(channels=(3, 4), hidden=(8,))) == (["features.7"], (3, 4, 4), (8,))
+    assert seen(SmallCNN(channels=(3, 4))) == (["features.3"], SHAPE, (4, 2, 2))  # maps, before they are flattened
+    assert seen(Plain()) == (["features.3"], (64,), (10,))
+
+
+def test_a_projection_comes_between_features_and_head_and_leaves_the_rest_as_it_was() -> None:
+    plain, net = DNN(hidden=(7,)).net(SHAPE, 10), DNN(hidden=(7,), projection=4).net(SHAPE, 10)
+    assert (plain.feature_size, net.feature_size) == (7, 4)
+    assert net.layers == ["features.1", "projection.0", "projection.2", "head"]
+    assert net.params == (64 * 7 + 7) + (7 * 7 + 7) + (7 * 4 + 4) + (4 * 10 + 10)
+    model, x = net.init(0), images(5)
+    before = plain.features(plain.init(0), x)  # the same seed, the same features below it
+    w = model.weights
+    hidden = (before @ w["projection.0.weight"].T + w["projection.0.bias"]).relu()
+    expected = hidden @ w["projection.2.weight"].T + w["projection.2.bias"]
+    assert_same(net.features(model, x), expected, 1e-6)
+    assert_same(net.forward(model, x).features, expected, 1e-6)
+    assert_same(net.head(model, expected), net.predict(model, x), 1e-6)
+
+
+def test_an_impossible_projection_is_refused() -> None:
+    with pytest.raises(ConfigError, match="model=dnn: projection=0 must be a number of at least 1"):
+        DNN(projection=0).net(SHAPE, 10)
+    with pytest.raises(ConfigError, match="projection goes before a linear head, and this model has none"):
+        Plain(projection=3).net(SHAPE, 10)
 
 
 @pytest.mark.parametrize("last", [0, 1, 2])

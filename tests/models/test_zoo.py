@@ -114,6 +114,49 @@ def test_every_model_splits_into_features_and_a_linear_head(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ZOO)
+def test_every_model_has_a_last_stage_that_runs_by_itself_at_any_width(name: str) -> None:
+    net = net_of(name)
+    model, x = net.init(0), torch.randn(3, *CIFAR, generator=torch.Generator().manual_seed(0))
+    seen = net.forward(model, x)
+    assert torch.equal(net.stage(model, seen.stage_in), seen.stage_out)
+    assert bool(net.inner) == (name not in ("mlr", "dnn"))  # a single layer has no inner channels
+    narrow = net.stage(net.narrow(model, 0.25), seen.stage_in)
+    assert torch.equal(narrow, seen.stage_out) == (not net.inner)
+
+
+@pytest.mark.parametrize(
+    ("name", "stage_in", "stage_out", "inner"),
+    [
+        ("resnet18", (256, 2, 2), (512, 1, 1), {f"layer4.{i}.conv2": 512 for i in (0, 1)}),
+        # half of stage 4's 464 channels go through a unit's second branch
+        ("shufflenet", (232, 2, 2), (464, 1, 1), {f"stage4.{i}.branch2.5": 232 for i in range(4)}),
+        ("cnn", (32, 16, 16), (512,), {"7": 64}),
+    ],
+)
+def test_the_last_stage_is_that_of_the_paper(
+    name: str, stage_in: tuple[int, ...], stage_out: tuple[int, ...], inner: dict[str, int]
+) -> None:
+    net = net_of(name)
+    seen = net.forward(net.init(0), torch.zeros(2, *CIFAR))
+    assert (seen.stage_in.shape[1:], seen.stage_out.shape[1:]) == (stage_in, stage_out)
+    assert net.inner == {f"features.{layer}": channels for layer, channels in inner.items()}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "shufflenet"])
+def test_the_features_are_torchvisions(name: str) -> None:
+    import torchvision
+
+    make = {"resnet18": torchvision.models.resnet18, "shufflenet": torchvision.models.shufflenet_v2_x1_0}[name]
+    net, x = net_of(name), torch.randn(2, *CIFAR, generator=torch.Generator().manual_seed(0))
+    model, theirs = net.init(0), make(num_classes=net.feature_size).eval()
+    state = {key.removeprefix("features."): v for part in model for key, v in part.items() if "head" not in key}
+    missing = theirs.load_state_dict(state, strict=False)
+    assert all("num_batches" in key for key in missing.missing_keys)
+    assert not missing.unexpected_keys
+    assert torch.equal(net.features(model, x), theirs(x))
+
+
+@pytest.mark.parametrize("name", ZOO)
 def test_no_model_has_dropout_and_a_pass_leaves_the_images_alone(name: str) -> None:
     net = net_of(name)
     assert not any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in net._training.modules())
@@ -232,7 +275,7 @@ def test_all_problems_of_a_mixture_are_reported_together() -> None:
     expected = [
         "model.assign=by_sise does not exist. Did you mean by_size? There are: by_size, in_turn.",
         "model=lennet does not exist. Did you mean lenet or ",
-        "model=dnn: field=hiden does not exist. Did you mean hidden? There are: hidden, init.",
+        "model=dnn: field=hiden does not exist. Did you mean hidden? There are: hidden, init, projection.",
         "model=dnn: hidden=3 must be a list of numbers of at least 1.",
         "model=cnn: init=one does not exist. There are: default, zeros.",
         "model=cnn: hidden=[0] must be a list of numbers of at least 1.",
