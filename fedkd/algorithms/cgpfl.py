@@ -16,7 +16,7 @@ Departures
         New clusters go on the models they lie nearest to (least sum of squared distances); with α=1 only the numbers
         depend on it. A model nobody is next to stays what it is.
     D3  with a partial cohort its models alone are clustered; the absent keep their clusters' numbers. Who has never
-        been clustered receives the mean of the K models, which leaves its cluster open: B = (K + 1)·P then.
+        been clustered receives the mean of the K models, which leaves its cluster open: B = (K + 1)·P then (K > 1).
     D4  running statistics stay with θ_i: ω is pulled to and never run, so that none are needed.
     D5  Eq. 12 wants Θ*, which never leaves the clients: the cost is that of the uploaded ω_i, N and m are the cohort's.
     D6  Eq. 12's logarithm, negative where d > e·m, comes from Sauer's lemma, which needs d ≤ m: a larger d counts as m.
@@ -28,19 +28,20 @@ Departures
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkd.algorithms.base import Algorithm, Nets, Setting, View, only, register
-from fedkd.algorithms.steps import supervised
-from fedkd.core import fit, tree
+from fedkd.algorithms.base import Algorithm, Nets, Setting, View, only, plain_sgd, register
+from fedkd.algorithms.steps import Pair, envelope_round
+from fedkd.core import tree
+from fedkd.core.fit import LeafByLeaf
 from fedkd.core.kmeans import kmeans, match
-from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
-from fedkd.core.tree import Params, is_fake, scale, squared_distance, sub
+from fedkd.core.tree import Params, is_fake
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
 from fedkd.models.net import Net
@@ -57,11 +58,6 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     theta: Params
-
-
-class Pair(NamedTuple):
-    theta: Params
-    omega: Weights
 
 
 @dataclass(frozen=True)
@@ -88,14 +84,7 @@ class Clustered(Algorithm):
 
     def problems(self, setting: Setting) -> list[str]:
         found = [f"algorithm.{k}={getattr(self, k)} must be at least 1." for k in "RS" if getattr(self, k) < 1]
-        local = setting.local
-        if local.optimizer != "sgd" or local.momentum or local.weight_decay:
-            found.append(
-                f"algorithm={self.name} takes plain SGD steps, but local has optimizer={local.optimizer} "
-                f"momentum={local.momentum:g} weight_decay={local.weight_decay:g}. "
-                "Type local.optimizer=sgd local.momentum=0 local.weight_decay=0."
-            )
-        return found
+        return found + plain_sgd(self.name, setting.local)
 
     def init_server(self, nets: Nets, seed: int) -> Server:
         w = only(nets).init(seed).weights
@@ -107,32 +96,16 @@ class Clustered(Algorithm):
     def round(self, server: Server, own: Placed[Client], fed: Federation) -> tuple[Server, Placed[Client]]:
         omega = fed.down_each(self.models(server, fed), "model")  # l. 2, 4
         (theta,) = own
-        pair = Placed.pack(Pair, theta, omega)
-        theta, omega = fed.train(lambda *parts: self.local_round(fed.lr, *parts), pair, steps=self.R)  # l. 6-11
+        pull = fed.lr * self.lambda_ if self.beta is None else self.beta
+        local = partial(envelope_round, lr=fed.lr, lambda_=self.lambda_, steps=self.S, pull=pull)  # l. 8, l. 10
+        theta, omega = fed.train(LeafByLeaf(local), Placed.pack(Pair, theta, omega), steps=self.R)  # l. 6-11
         return self.aggregate(server, fed.up(omega, "model").stack(), fed), Placed.pack(Client, theta)
 
     def models(self, server: Server, fed: Federation) -> list[Weights]:
         """Ω_K J^t: to each client the model of its cluster; to one without, the mean."""
         of_cluster = [tree.take(server.omega, k) for k in range(server.clusters)]
-        mean = tree.map(lambda w: w.mean(0), server.omega)
+        mean = tree.map(lambda w: w.mean(0), server.omega) if server.clusters > 1 else of_cluster[0]
         return [mean if k < 0 else of_cluster[k] for k in clusters_of(fed, server)]
-
-    def local_round(self, lr: float, net: Net, pair: Pair, batch: Batch) -> Pair:
-        theta, omega = pair
-        for _ in range(self.S):
-            theta = self.step(lr, net, theta, batch, omega)  # l. 8
-        beta = lr * self.lambda_ if self.beta is None else self.beta
-        return Pair(theta, sub(omega, scale(beta, sub(omega, theta.weights))))  # l. 10
-
-    def step(self, lr: float, net: Net, theta: Params, batch: Batch, omega: Weights) -> Params:
-        """θ ← θ − η ∇F_i(θ), where F_i(θ) = f_i(θ) + λ/2 ‖θ − ω‖² (Eq. 2)."""
-
-        def objective(weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
-            f, stats = supervised(net, Params(weights, theta.stats), batch)
-            return f + self.lambda_ / 2 * squared_distance(weights, omega), stats
-
-        slope, stats = fit.gradient(objective, theta.weights)
-        return Params(sub(theta.weights, scale(lr, slope)), stats)
 
     def aggregate(self, server: Server, omega: Weights, fed: Federation) -> Server:
         """l. 13-14."""
@@ -143,17 +116,10 @@ class Clustered(Algorithm):
         centroids, label = kmeans(points, min(count, len(points)), fed.seed("clusters"))
         if not first:
             label = match(flat(old), centroids)[label]
-        member = label == torch.arange(count, device=label.device)[:, None]
-        p = member / member.sum(1, keepdim=True).clamp(min=1)  # P^{t+1}, transposed
-
-        def move(w: Tensor, w_i: Tensor) -> Tensor:
-            """Ω_K ← Ω_K − α (Ω_K − Ω_{I,R} P^{t+1}) (l. 14); a cluster without clients stays."""
-            means = (p.to(w_i) @ w_i.reshape(len(w_i), -1)).view(w.shape)
-            moved = (1 - self.alpha) * w + self.alpha * means
-            return torch.where(member.any(1).view(-1, *[1] * (w.dim() - 1)), moved, w)
-
+        member = label == torch.arange(count, device=label.device)[:, None]  # P^{t+1}, transposed
+        means = tree.averages(omega, member.float(), old)  # a cluster without clients stays
         at = torch.from_numpy(fed.cohort).to(cluster.device)
-        return Server(tree.map(move, old, omega), cluster.index_copy(0, at, label))
+        return Server(tree.lerp(old, means, self.alpha), cluster.index_copy(0, at, label))
 
     def personal(self, server: Server, own: Placed[Client], fed: Federation) -> Placed[Params]:
         (theta,) = own
@@ -198,6 +164,8 @@ class CGPFLHeur(Clustered):
     ----------
     mu : μ ≥ 0, the weight of the clusters' spread against their number; None: their maxima weigh the same.
     """
+
+    sent_by_data: ClassVar[bool] = True  # K is chosen
 
     mu: float | None = None
 

@@ -24,7 +24,7 @@ The ε shown is that of the shared representations; soft predictions and models 
 import logging
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from fedkd.algorithms.base import Algorithm, Nets, Setting, View, only, register
 from fedkd.algorithms.steps import class_sums, supervised
 from fedkd.core.losses import Batch, cross_entropy
 from fedkd.core.privacy import accountant_problems, spent_epsilon
-from fedkd.core.tree import Params, Rows, is_fake
+from fedkd.core.tree import Params, Rows, is_fake, mean_rows
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
 from fedkd.models.net import Net
@@ -70,6 +70,8 @@ class FedHKD(Algorithm):
     delta : δ in (0, 1), at which ε is reported.
     accountant : `exact`, or `dp_accounting` (pip install 'fedkd[privacy]').
     """
+
+    sent_by_data: ClassVar[bool] = True  # L_k classes of a client reach ν
 
     lambda_: float = 0.05
     gamma: float = 0.05
@@ -110,7 +112,8 @@ class FedHKD(Algorithm):
             log.warning("round %d: no class is nu=%g of any client's data, so none is shared: this is FedAvg. "
                         "Try a smaller algorithm.nu.", fed.round, self.nu)  # fmt: skip
         w_next = fed.up(w, "model").mean(fed.sizes)  # l. 10
-        return Server(w_next, aggregate(received, fed.class_sizes), pairs), Placed.pack(Client, w, releases)
+        knowledge = mean_rows(received, fed.class_sizes)  # K^j = Σ_i N_i^j/N^j K_i^j (Eq. 9; l. 9)
+        return Server(w_next, knowledge, pairs), Placed.pack(Client, w, releases)
 
     def loss(self, net: Net, w: Params, batch: Batch, knowledge: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         """CE + λ/n Σ_j ‖Q(G(H^j), T) − Q^j‖ + γ/B Σ_k ‖R(x_k) − H^{y_k}‖ (Eq. 11)."""
@@ -165,10 +168,3 @@ class FedHKD(Algorithm):
             "hyper_knowledge/pairs": float(server.pairs),
             **(view if self.sigma else {}),
         }
-
-
-def aggregate(received: Rows, class_sizes: Tensor) -> Rows:
-    """K^j = Σ_i N_i^j/N^j K_i^j over the clients that share class j (Eq. 9; l. 9)."""
-    weight = class_sizes * received.present
-    total = weight.sum(0)
-    return Rows(torch.einsum("ij,ijk->jk", weight / total.clamp(min=1), received.values), total > 0)

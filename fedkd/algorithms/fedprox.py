@@ -12,14 +12,14 @@ Departures
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fedkd.algorithms.base import OneModel, SharedModel, register
-from fedkd.algorithms.steps import supervised
+from fedkd.algorithms.steps import proximal
 from fedkd.core.losses import Batch
-from fedkd.core.tree import Params, squared_distance
+from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
 from fedkd.models.net import Net
@@ -35,6 +35,8 @@ class FedProx(OneModel):
     mu : μ ≥ 0, the weight of the pull; the paper tries 0.001, 0.01, 0.1, 1. `mu=0` is FedAvg.
     """
 
+    models_held: ClassVar[int] = 2  # w and w^t
+
     mu: float = 0.01
 
     def round(self, server: SharedModel, own: Placed[Any], fed: Federation) -> tuple[SharedModel, Placed[Any]]:
@@ -44,5 +46,4 @@ class FedProx(OneModel):
 
     def loss(self, net: Net, w: Params, batch: Batch, w_t: Params) -> tuple[Tensor, dict[str, Tensor]]:
         """h_k(w; w^t) = F_k(w) + μ/2 ‖w − w^t‖² (Eq. 2)."""
-        f, stats = supervised(net, w, batch)
-        return f + self.mu / 2 * squared_distance(w.weights, w_t.weights), stats
+        return proximal(net, w, batch, w_t.weights, self.mu)

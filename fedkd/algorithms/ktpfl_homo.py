@@ -30,7 +30,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedkd.algorithms.base import Nets, OwnModel, OwnModels, Setting, View, only, register
+from fedkd.algorithms.base import Nets, OwnModel, OwnModels, Setting, View, only, register, who_from_whom
 from fedkd.algorithms.steps import supervised
 from fedkd.core import coefficients, tree
 from fedkd.core.tree import Params, add, scale, sub
@@ -107,5 +107,4 @@ class KTpFLHomo(OwnModels):
         return add(w, scale(2 * self.eta_2 * unit, sub(mixture, w)))
 
     def observe(self, server: Server, own: Placed[OwnModel], fed: Federation) -> dict[str, float | View]:
-        matrix = View("matrix", server.c.cpu().numpy(), rows="client, receiving", columns="client, giving")
-        return {"coefficients": matrix, "coefficients/self": float(server.c.diagonal().mean())}
+        return who_from_whom("coefficients", server.c)

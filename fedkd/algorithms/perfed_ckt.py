@@ -63,12 +63,18 @@ class PerFedCKT(Algorithm):
     public_batch_size: int = 128
 
     def problems(self, setting: Setting) -> list[str]:
-        if 1 <= self.clusters <= setting.cohort:
-            return []
-        return [
-            f"algorithm.clusters={self.clusters} must lie between 1 and the cohort's size, which is {setting.cohort}. "
-            "Choose fewer clusters, or a larger participation."
-        ]
+        found = []
+        if not 1 <= self.clusters <= setting.cohort:
+            found.append(
+                f"algorithm.clusters={self.clusters} must lie between 1 and the cohort's size, which is "
+                f"{setting.cohort}. Choose fewer clusters, or a larger participation."
+            )
+        if setting.public_per_round is not None:
+            found.append(
+                "algorithm=perfed_ckt compares predictions of one round with those of the next, on the same public "
+                f"samples, but public.per_round={setting.public_per_round}. Type public.per_round=null."
+            )
+        return found
 
     def init_server(self, nets: Nets, seed: int) -> Server:
         return Server(None)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedkd.algorithms.base import Algorithm, Nets, Setting, only, register
+from fedkd.algorithms.base import Algorithm, Nets, Setting, only, plain_sgd, register
 from fedkd.algorithms.steps import supervised
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
@@ -57,14 +57,7 @@ class Scaffold(Algorithm):
     server_lr: float = 1.0
 
     def problems(self, setting: Setting) -> list[str]:
-        local = setting.local
-        if local.optimizer == "sgd" and not local.momentum and not local.weight_decay:
-            return []
-        return [
-            "algorithm=scaffold reads its control variates off plain SGD steps, but local has "
-            f"optimizer={local.optimizer} momentum={local.momentum:g} weight_decay={local.weight_decay:g}. "
-            "Type local.optimizer=sgd local.momentum=0 local.weight_decay=0."
-        ]
+        return plain_sgd(self.name, setting.local)  # the control variates are read off such steps
 
     def init_server(self, nets: Nets, seed: int) -> Server:
         x = only(nets).init(seed)

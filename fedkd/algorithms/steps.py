@@ -1,10 +1,14 @@
 """Steps that several papers share, each a pure function of one client."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from fedkd.core.fit import Slope
 from fedkd.core.losses import Batch, cross_entropy
-from fedkd.core.tree import Params
+from fedkd.core.optim import Weights
+from fedkd.core.tree import Params, Rows, lerp, squared_distance, sub
 from fedkd.models.net import Net
 
 
@@ -12,6 +16,38 @@ def supervised(net: Net, w: Params, batch: Batch) -> tuple[Tensor, dict[str, Ten
     """Mean cross-entropy on the client's labels: F_k(w)."""
     out = net.forward(w, batch.x)
     return cross_entropy(out.logits, batch), out.stats
+
+
+def proximal(net: Net, w: Params, batch: Batch, centre: Weights, strength: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """F_k(w) + strength/2 ‖w − centre‖²: training on the client's labels, pulled towards another model."""
+    f, stats = supervised(net, w, batch)
+    return f + strength / 2 * squared_distance(w.weights, centre), stats
+
+
+class Pair(NamedTuple):
+    """A personal model, and the model that it is pulled towards."""
+
+    theta: Params
+    omega: Weights
+
+
+def envelope_round(
+    slope: Slope, net: Net, pair: Pair, batch: Batch, *, lr: float, lambda_: float, steps: int, pull: float
+) -> Pair:
+    """Some steps of θ on one batch down f_i(θ) + λ/2 ‖θ − ω‖², then one of ω down its envelope; for `LeafByLeaf`.
+
+    θ ← θ − lr (∇f_i(θ) + λ (θ − ω)), `steps` times; ω ← ω − pull (ω − θ).
+    """
+    theta, omega = pair
+    for _ in range(steps):
+        g, stats = slope(supervised, net, theta, batch)
+        theta = Params(sub(lerp(theta.weights, omega, lr * lambda_), g, lr), stats)
+    return Pair(theta, lerp(omega, theta.weights, pull))
+
+
+def class_means(total: Tensor, weight: Tensor) -> Rows:
+    """The means behind `class_sums`; a class without samples is absent."""
+    return Rows(total / torch.where(weight > 0, weight, 1).unsqueeze(-1), weight > 0)
 
 
 def class_sums(values: Tensor, batch: Batch, classes: int) -> tuple[Tensor, Tensor]:

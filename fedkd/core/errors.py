@@ -37,6 +37,13 @@ class Diverged(FedkdError):
         )
 
 
+class Incomplete(SystemExit):
+    """The command did what was asked, but a part of it failed; its output says which."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
 def unknown(kind: str, name: str, known: Sequence[str]) -> str:
     """One sentence for a name that does not exist, with the near ones first."""
     near = get_close_matches(name, known, n=3, cutoff=0.5)

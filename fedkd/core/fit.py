@@ -9,11 +9,17 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
 from fedkd.core import tree
+from fedkd.core.errors import FedkdError
 from fedkd.core.optim import Optimizer, State, Weights
 from fedkd.core.tree import Params
 
+MARGIN = 1e-4  # by which a score must fall to count as better
+ROUNDING = 1e-6  # of the largest element of a gradient: what is smaller may be rounding alone
+
 # loss(net, model, batch, *values) -> (loss, the running statistics after it)
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+# slope(loss, net, model, batch, *values) -> (its gradient, the running statistics after it)
+Slope = Callable[..., tuple[Weights, dict[str, Tensor]]]
 
 
 class Fit(NamedTuple):
@@ -35,8 +41,38 @@ def gradient(fn: Callable[[Weights], tuple[Tensor, Any]], weights: Weights) -> t
         value, aux = fn(leaves)
         found = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), found, strict=True)
-    slope = {name: torch.zeros_like(w) if g is None else g for (name, w), g in pairs}
-    return slope, tree.map(torch.Tensor.detach, aux)
+    return {k: torch.zeros_like(w) if g is None else g for (k, w), g in pairs}, tree.map(torch.Tensor.detach, aux)
+
+
+def slope(loss: Loss, net: Any, model: Params, *rest: Any) -> tuple[Weights, dict[str, Tensor]]:
+    """∇loss(net, model, *rest) of one client, and the running statistics after it."""
+    return gradient(lambda weights: loss(net, Params(weights, model.stats), *rest), model.weights)
+
+
+def slopes(loss: Loss, net: Any, models: Params, *rest: Any) -> tuple[Weights, dict[str, Tensor]]:
+    """The same of several clients, stacked: their losses do not meet, so the sum's gradient is each one's own."""
+
+    def losses(weights: Weights) -> tuple[Tensor, Any]:
+        return torch.vmap(lambda model, *own: loss(net, model, *own))(Params(weights, models.stats), *rest)
+
+    return gradient(losses, models.weights)
+
+
+@dataclass(frozen=True)
+class LeafByLeaf:
+    """A step that several gradients go into: step(slope, net, carry, batch, *values), pure, written for one client.
+
+    What it does beside calling `slope` is arithmetic leaf by leaf, which is the same for stacked clients. So these
+    need no vmap over the step, and their gradients are those of `Descent`: plain autograd, on all clients at once.
+    """
+
+    step: Callable[..., Any]
+
+    def __call__(self, *parts: Any) -> Any:
+        return self.step(slope, *parts)
+
+    def together(self, *parts: Any) -> Any:
+        return self.step(slopes, *parts)
 
 
 @dataclass(frozen=True)
@@ -52,17 +88,82 @@ class Descent:
 
     def __call__(self, net: Any, fit: Fit, *rest: Any) -> Fit:
         """One client's step."""
-        model = fit.model
-        slope, stats = gradient(lambda weights: self.loss(net, Params(weights, model.stats), *rest), model.weights)
-        weights, state = self.optimizer.update(model.weights, slope, fit.optimizer)
+        found, stats = slope(self.loss, net, fit.model, *rest)
+        weights, state = self.optimizer.update(fit.model.weights, found, fit.optimizer)
         return Fit(Params(weights, stats), state)
 
     def together(self, net: Any, fit: Fit, *rest: Any) -> Fit:
-        """The steps of several clients, stacked: their losses do not meet, so the sum's gradient is each one's own."""
-
-        def losses(weights: Weights) -> tuple[Tensor, Any]:
-            return torch.vmap(lambda model, *own: self.loss(net, model, *own))(Params(weights, fit.model.stats), *rest)
-
-        slope, stats = gradient(losses, fit.model.weights)
-        weights, state = torch.vmap(self.optimizer.update)(fit.model.weights, slope, fit.optimizer)
+        """The steps of several clients, stacked."""
+        found, stats = slopes(self.loss, net, fit.model, *rest)
+        weights, state = torch.vmap(self.optimizer.update)(fit.model.weights, found, fit.optimizer)
         return Fit(Params(weights, stats), state)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When `descend` ends early; it keeps the model with the least score then.
+
+    Better is lower by more than MARGIN: on a plateau the last digits, in which executors and devices differ, must not
+    decide when training ends and which model stays.
+    """
+
+    score: Callable[[Params], Tensor]
+    steps: int  # in a row without a better score that end it
+    every: int  # steps from one score to the next
+
+
+class Descended(NamedTuple):
+    model: Params
+    steps: int  # that led to it
+
+
+@torch.no_grad()
+def descend(
+    loss: Loss,
+    net: Any,
+    start: Params,
+    *values: Any,
+    batch: Callable[[int], Any],
+    steps: int,
+    optimizer: Callable[[int], Optimizer],
+    patience: Patience | None = None,
+) -> Descended:
+    """Training at the server: `steps` gradient steps on loss(net, model, batch, *values).
+
+    Step t = 0, 1, ... takes batch(t) and optimizer(t): functions of the step, so that nothing is carried from round to
+    round. On fake tensors one step stands for all.
+    """
+    model, state = _copy(start), optimizer(0).init(start.weights)
+    best, last = Descended(start, 0), 0
+    fake = any(map(tree.is_fake, start.weights.values()))
+    least = patience.score(start) if patience else torch.zeros(())
+    for t in range(min(steps, 1) if fake else steps):
+        found, stats = slope(loss, net, model, batch(t), *values)
+        weights, state = optimizer(t).update(model.weights, _without_rounding(found), state)
+        model, last = Params(weights, stats), t + 1
+        if fake or patience is None or (last % patience.every and last < steps):
+            continue
+        score = patience.score(model)
+        if score < least - MARGIN:
+            least, best = score, Descended(_copy(model), last)
+        elif last - best.steps >= patience.steps:
+            break
+    if not fake and not all(bool(leaf.isfinite().all()) for leaf in tree.leaves(model)):
+        raise FedkdError(
+            f"training at the server diverged (NaN or infinity) within {last} steps.\n"
+            "The likely cause is its learning rate: try a smaller algorithm.server_lr. What was logged so far is kept."
+        )
+    return Descended(model, last) if fake or patience is None else best
+
+
+def _without_rounding(gradient: Weights) -> Weights:
+    """Zero where a gradient may be rounding alone, as that of a bias before batch normalisation is.
+
+    Adam divides by the gradient's own size: it would take whole steps along it, other ones on every device.
+    """
+    floor = ROUNDING * torch.stack([g.abs().max() for g in gradient.values()]).max()
+    return tree.map(lambda g: torch.where(g.abs() <= floor, 0.0, g), gradient)
+
+
+def _copy(model: Params) -> Params:
+    return tree.map(torch.clone, model)

@@ -69,6 +69,22 @@ class Adam:
         return weights, Moments(first, second, step)
 
 
+@dataclass(frozen=True)
+class Clipped:
+    """An optimiser whose gradients are first shortened to a length of at most `norm`, all weights taken together."""
+
+    optimizer: Optimizer
+    norm: float
+
+    def init(self, weights: Weights) -> State:
+        return self.optimizer.init(weights)
+
+    def update(self, weights: Weights, gradient: Weights, state: State) -> tuple[Weights, State]:
+        length = tree.dot(gradient, gradient).sqrt()
+        factor = torch.where(length > self.norm, self.norm / length, 1.0)
+        return self.optimizer.update(weights, tree.scale(factor, gradient), state)
+
+
 OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("constant", "cosine", "step", "exponential")
 

@@ -25,6 +25,12 @@ class Rows(NamedTuple):
     present: Tensor  # bool [rows]
 
 
+class Index(NamedTuple):
+    """Which of several things that both sides know: the ledger counts its bytes, but no parameter."""
+
+    number: Tensor
+
+
 def map(fn: Callable[..., Any], tree: T, *rest: Tree) -> T:  # noqa: A001 - tree.map is its name everywhere
     """Apply `fn` leaf by leaf to trees of one structure."""
     if isinstance(tree, dict):
@@ -49,16 +55,23 @@ def leaves(tree: Tree) -> Iterator[Any]:
         yield from leaves(part)
 
 
-def add(a: T, b: T) -> T:
-    return map(torch.add, a, b)
+def add(a: T, b: T, alpha: float = 1) -> T:
+    """a + alpha · b."""
+    return map(lambda x, y: torch.add(x, y, alpha=alpha), a, b)
 
 
-def sub(a: T, b: T) -> T:
-    return map(torch.sub, a, b)
+def sub(a: T, b: T, alpha: float = 1) -> T:
+    """a − alpha · b."""
+    return map(lambda x, y: torch.sub(x, y, alpha=alpha), a, b)
 
 
 def scale(factor: float | Tensor, tree: T) -> T:
     return map(lambda leaf: leaf * factor, tree)
+
+
+def lerp(a: T, b: T, part: float | Tensor) -> T:
+    """a + part · (b − a), exact at both ends."""
+    return map(lambda x, y: torch.lerp(x, y, part), a, b)
 
 
 def zeros_like(tree: T) -> T:
@@ -87,6 +100,38 @@ def stack(trees: Sequence[T]) -> T:
 def take(tree: T, index: int | slice | Tensor) -> T:
     """Rows of a stacked tree."""
     return map(lambda leaf: leaf[index], tree)
+
+
+def pick(tree: T, at: Tensor) -> T:
+    """The row of a stacked tree that a tensor names; under vmap, too."""
+    return map(lambda leaf: leaf.index_select(0, at.view(1)).squeeze(0), tree)
+
+
+def average(rows: T, share: Tensor) -> T:
+    """Σ_i share_i · row i of a stacked tree."""
+    return map(lambda leaf: (share.to(leaf.device) @ leaf.reshape(len(share), -1)).view(leaf.shape[1:]), rows)
+
+
+def averages(rows: T, weight: Tensor, old: T) -> T:
+    """For each group of `weight`, [groups, rows], the rows' average; a group without weight keeps its old value."""
+    total = weight.sum(1)
+    share = weight / torch.where(total > 0, total, 1)[:, None]
+    found = stack([average(rows, one) for one in share])
+    return map(lambda new, was: torch.where((total > 0).view(-1, *[1] * (new.dim() - 1)), new, was), found, old)
+
+
+def mean_rows(tables: Rows, weight: Tensor, old: Rows | None = None) -> Rows:
+    """Row by row, the average of stacked tables by `weight`, [tables, rows], over those that have the row.
+
+    A row that none has is that of `old`, or absent.
+    """
+    weight = weight * tables.present
+    total = weight.sum(0)
+    share, present = weight / torch.where(total > 0, total, 1), total > 0
+    means = torch.einsum("ij,ijk->jk", share, tables.values)
+    if old is None:
+        return Rows(means, present)
+    return Rows(torch.where(present.unsqueeze(-1), means, old.values), present | old.present)
 
 
 def concatenate(trees: Sequence[T]) -> T:

@@ -1,6 +1,6 @@
 """The federation of one round: an algorithm's only window on the world."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,8 @@ import torch
 from fedkd.core import tree
 from fedkd.core.errors import Diverged
 from fedkd.core.fit import Descent, Fit, Loss
-from fedkd.core.optim import Local
+from fedkd.core.losses import Batch
+from fedkd.core.optim import Clipped, Local
 from fedkd.core.seeds import derive, numpy_rng
 from fedkd.core.tree import Params, Tree
 from fedkd.data import batches
@@ -87,6 +88,11 @@ class Federation:
         self._ledger.down_each(self.round, what, values)
         return Placed({arch: tree.stack([values[i] for i in places]) for arch, places in self._groups.items()})
 
+    def down_by_architecture(self, values: Mapping[str, Tree], what: str) -> Placed[Any]:
+        """To every client the value of its architecture."""
+        self._ledger.down_each(self.round, what, [values[arch] for arch in self.archs])
+        return Placed({arch: tree.expand(values[arch], len(places)) for arch, places in self._groups.items()})
+
     def up(self, placed: Placed[Any], what: str) -> Received[Any]:
         """Clients to server."""
         stacks = [(places, placed._stacks[arch]) for arch, places in self._groups.items()]
@@ -126,6 +132,7 @@ class Federation:
         carry: Placed[Any],
         *values: Placed[Any],
         over: str = "train",
+        draws: int = 1,
         beside: int | None = None,
         **pace: int | None,
     ) -> Placed[Any]:
@@ -134,26 +141,36 @@ class Federation:
         Parameters
         ----------
         over : "train", the client's own data, or "public", the round's public batch (whose rows `batch.row` names).
+        draws : batches of a step, each from its own shuffles: step(net, carry, batch, another, *values) if 2.
         beside : draw that many public samples at every step too: step(net, carry, batch, public_batch, *values).
         pace : `epochs`, `steps`, `batch_size` where they differ from `local`'s.
         """
         local = replace(self.local, **_pace(pace))  # type: ignore[arg-type]
 
         def scan(executor: Executor, net: Net, who: np.ndarray, own: Sequence[Tree]) -> Tree:
-            return executor.scan(net, step, own[0], self._streams(who, local, over, beside), own[1:])
+            return executor.scan(net, step, own[0], self._streams(who, local, over, draws, beside), own[1:])
 
         trained = self._lift(scan, (carry, *values))
         self._check_finite(trained)
         return trained
 
     def fit(
-        self, loss: Loss, model: Placed[Params], *values: Placed[Any], lr: float | None = None, **how: Any
+        self,
+        loss: Loss,
+        model: Placed[Params],
+        *values: Placed[Any],
+        lr: float | None = None,
+        clip: float | None = None,
+        **how: Any,
     ) -> Placed[Params]:
         """The model trained on `loss` by the local optimiser, which starts afresh; `how` as in `train`.
 
-        `lr` is the learning rate before `local`'s schedule, where it differs from `local.lr`.
+        `lr` is the learning rate before `local`'s schedule, where it differs from `local.lr`; `clip` bounds the length
+        of a step's gradient.
         """
         optimizer = self.local.optimizer_at(self.lr if lr is None else lr * self.lr / self.local.lr)
+        if clip is not None:
+            optimizer = Clipped(optimizer, clip)
         start: Placed[Fit] = Placed(
             {arch: Fit(_copy(w), torch.vmap(optimizer.init)(w.weights)) for arch, w in model._stacks.items()}
         )
@@ -188,6 +205,13 @@ class Federation:
         """Every client's logits on the public samples."""
         return self.each(lambda net, w: net.predict(w, self.public), model)
 
+    def public_batches(self, rows: np.ndarray, steps: int, batch_size: int) -> Callable[[int], Batch]:
+        """Batch t = 0, 1, ... of `steps` through shuffled `rows` of the public samples, for what the server trains."""
+        rng = numpy_rng(self.seed("server"))
+        walk = batches.steps([rows], [steps], batch_size, lambda _, count: rng.permutation(count))
+        stream = Stream(self._public, walk, mean=True)
+        return lambda t: stream.one(t, 0)
+
     def seed(self, purpose: str) -> int:
         """A seed for what the server does at random in this round."""
         return derive(self._world.seed, purpose, self.round)
@@ -216,7 +240,7 @@ class Federation:
         for arch, places in self._groups.items():
             executor, net = self._world.executors[arch], self.nets[arch]
             own = [value._stacks[arch] for value in values]
-            size = executor.together(net, device) or len(places)
+            size = executor.together(max(4 * net.params, _bytes(own) // len(places)), device) or len(places)
             chunks = [slice(start, start + size) for start in range(0, len(places), size)]
             parts = [run(executor, net, self.cohort[places[chunk]], tree.take(own, chunk)) for chunk in chunks]
             stacks[arch] = tree.concatenate(parts)
@@ -227,18 +251,20 @@ class Federation:
             return local.steps
         return (local.epochs or 1) * -(-size // (local.batch_size or size))
 
-    def _streams(self, clients: np.ndarray, local: Local, over: str, beside: int | None) -> list[Stream]:
+    def _streams(self, clients: np.ndarray, local: Local, over: str, draws: int, beside: int | None) -> list[Stream]:
         population = self._world.population
         if over == "train":
             images, shards = population.images, population.train.of(clients)
         else:
             images, shards = self._public, [np.arange(len(self._public.labels))] * len(clients)
-        order = self._order(clients, over)
-        if local.steps is not None:
-            walk = batches.steps(shards, [local.steps] * len(clients), local.batch_size, order)
-        else:
-            walk = batches.epochs(shards, local.epochs or 1, local.batch_size, order)
-        streams = [Stream(images, walk, mean=True)]
+        streams = []
+        for purpose in (over, *(f"{over} {draw}" for draw in range(2, draws + 1))):
+            order = self._order(clients, purpose)
+            if local.steps is not None:
+                walk = batches.steps(shards, [local.steps] * len(clients), local.batch_size, order)
+            else:
+                walk = batches.epochs(shards, local.epochs or 1, local.batch_size, order)
+            streams.append(Stream(images, walk, mean=True))
         if beside is not None:
             public = [np.arange(len(self._public.labels))] * len(clients)
             counts = [self._steps(len(shard), local) for shard in shards]
@@ -268,6 +294,11 @@ def _pace(pace: dict[str, int | None]) -> dict[str, int | None]:
     """What is given; asking for epochs overrules the config's steps."""
     given = {key: value for key, value in pace.items() if value is not None or key == "batch_size"}
     return {"steps": None, **given} if "epochs" in given else given
+
+
+def _bytes(own: Sequence[Tree]) -> int:
+    """What the clients work on: the first of their values, such as the carry of `train`."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(own[0])) if own else 0
 
 
 def _copy(stack: Tree) -> Tree:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedkd.core import tree
-from fedkd.core.tree import Params, Rows, Tree
+from fedkd.core.tree import Index, Params, Rows, Tree
 
 
 class Row(NamedTuple):
@@ -16,7 +16,7 @@ class Row(NamedTuple):
     way: str  # up | down
     what: str
     clients: int  # senders or recipients
-    params: int  # numbers in every recipient's copy; 0 for running statistics, which the papers do not count
+    params: int  # numbers in every recipient's copy; 0 for running statistics and `Index`, which no paper counts
     bytes: int
     broadcast_params: int  # each distinct message once: the convention of PerFed-CKT's tables
     broadcast_bytes: int
@@ -70,26 +70,31 @@ class Ledger:
 
 
 def _kinds(what: str, values: Sequence[Tree]) -> Iterable[tuple[str, list[Tensor], bool]]:
-    """The values' counted leaves, and their running statistics as a kind of their own."""
+    """The values' counted leaves; as kinds of their own, their running statistics and the numbers of known things."""
     counted: list[Tensor] = []
     statistics: list[Tensor] = []
+    numbers: list[Tensor] = []
     for value in values:
-        _sort(value, counted, statistics)
+        _sort(value, counted, statistics, numbers)
     if counted:
         yield what, counted, True
     if statistics:
         yield f"{what} statistics", statistics, False
+    if numbers:
+        yield f"{what} number", numbers, False
 
 
-def _sort(value: Tree, counted: list[Tensor], statistics: list[Tensor]) -> None:
+def _sort(value: Tree, counted: list[Tensor], statistics: list[Tensor], numbers: list[Tensor]) -> None:
     if isinstance(value, Params):
         counted.extend(value.weights.values())
         statistics.extend(value.stats.values())
+    elif isinstance(value, Index):
+        numbers.append(value.number)
     elif isinstance(value, Rows):
         counted.append(value.values if tree.is_fake(value.values) else value.values[value.present.bool()])
     elif isinstance(value, dict | tuple | list):
         for part in value.values() if isinstance(value, dict) else value:
-            _sort(part, counted, statistics)
+            _sort(part, counted, statistics, numbers)
     else:
         counted.extend(tree.leaves(value))
 

@@ -5,7 +5,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkd.core import tree
 from fedkd.core.tree import Tree
@@ -59,13 +58,11 @@ class Received(Sequence[T]):
         back = np.argsort(places)
         return tree.map(lambda leaf: leaf[torch.from_numpy(back).to(leaf.device)], joined)  # type: ignore[no-any-return]
 
+    def among(self, places: Sequence[int] | np.ndarray) -> "Received[T]":
+        """What some of the cohort sent, e.g. the clients of one architecture."""
+        return Received([(np.arange(len(places)), tree.stack([self[int(place)] for place in places]))])
+
     def mean(self, weights: Sequence[float] | np.ndarray | None = None) -> T:
         """The average, by `weights` (which need not sum to one)."""
         share = np.ones(len(self)) if weights is None else np.asarray(weights, float)
-        share = (share / share.sum()).astype(np.float32)
-
-        def average(leaf: Tensor) -> Tensor:
-            weight = torch.from_numpy(share).to(leaf.device)
-            return (weight @ leaf.reshape(len(share), -1)).view(leaf.shape[1:])
-
-        return tree.map(average, self.stack())
+        return tree.average(self.stack(), torch.from_numpy((share / share.sum()).astype(np.float32)))

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from groups import grouped, ran
-from oracle import LR, average, client, data, federation, flat, gradient, sgd
+from oracle import LR, client, data, federation, flat, gradient, sgd
 from tiny import assert_equal, engine, everyone, world
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedkd.algorithms.base import Setting
 from fedkd.algorithms.cgpfl import CGPFL, Server
+from fedkd.algorithms.pfedme import PFedMe
 from fedkd.core.optim import Local
 from fedkd.engine import Settings
 from fedkd.federation import cohort
@@ -63,31 +64,19 @@ def test_three_rounds_with_a_cluster_for_each_client_are_those_of_algorithm_1(ex
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("alpha", [1.0, 0.7])
-def test_one_cluster_is_pfedme(executor, alpha, tmp_path):
-    """pFedMe (T Dinh et al. 2020, Algorithm 1) in plain floats.
-
-    Each client takes w, then R times: θ ≈ argmin f(θ) + λ/2 ‖θ − w_i‖², w_i ← w_i − ηλ (w_i − θ). The server, whose β
-    is α here: w ← (1 − β) w + β · mean of w_i, each client counting the same.
-    """
-    run = federation(CGPFL(K=1, alpha=alpha, **SMALL), tmp_path, executor=executor)
-    state = run.start()
-    (w,) = models(state.server)
-    theta = [w, w]
-    for _ in range(3):
-        run.advance(state)
-        sent = []
-        for i in range(2):
-            w_i = w
-            for _ in range(3):
-                for _ in range(2):
-                    pull = [0.8 * (a - b) for a, b in zip(theta[i], w_i, strict=True)]
-                    theta[i] = sgd(theta[i], [g + p for g, p in zip(gradient(theta[i], data(i)), pull, strict=True)])
-                w_i = [b - LR * 0.8 * (b - a) for a, b in zip(theta[i], w_i, strict=True)]
-            sent.append(w_i)
-        w = mix(alpha, w, average(sent, [1, 1]))
-    assert models(state.server)[0] == pytest.approx(w, abs=2e-6)
-    for i in range(2):
-        assert flat(client(state, i).theta) == pytest.approx(theta[i], abs=2e-6)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_one_cluster_is_pfedme(executor, alpha, participation, tmp_path):
+    """To the bit. CGPFL's α is pFedMe's β, its β is pFedMe's ηλ, its S is pFedMe's K."""
+    states = []
+    for method in (CGPFL(K=1, alpha=alpha, **SMALL), PFedMe(beta=alpha, eta=None, lambda_=0.8, R=3, K=2)):
+        run = engine(method, tmp_path, settings=Settings(participation=participation), executor=executor)
+        states.append(run.start())
+        for _ in range(3):
+            run.advance(states[-1])
+    one, two = states
+    assert_equal({name: w[0] for name, w in one.server.omega.items()}, two.server.w.weights)
+    assert_equal(everyone(one), everyone(two))
+    assert one.ledger.rows == two.ledger.rows
 
 
 def test_the_personal_model_is_theta_and_the_server_shares_none(tmp_path):

@@ -8,21 +8,21 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from oracle import average, client, data, federation, softmax
+from oracle import average, client, data, differences, federation, softmax
 from tiny import Hidden, assert_equal, engine, everyone, leaves, world
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedkd.algorithms.base import Setting
 from fedkd.algorithms.fedavg import FedAvg
-from fedkd.algorithms.fedhkd import FedHKD, aggregate
+from fedkd.algorithms.fedhkd import FedHKD
 from fedkd.algorithms.steps import supervised
 from fedkd.core import fit, privacy, tree
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Local
 from fedkd.core.privacy import spent_epsilon
 from fedkd.core.seeds import numpy_rng
-from fedkd.core.tree import Rows
+from fedkd.core.tree import Rows, mean_rows
 from fedkd.engine import Settings
 from fedkd.evaluate import evaluate
 from fedkd.models.net import Architecture, Net, Split
@@ -69,12 +69,6 @@ def loss(w, samples, known, hp):
     return value
 
 
-def slope(f, w, step=1e-5):
-    """∇f by central differences: their error is of the order of 1e-10."""
-    moved = [[v + s * (i == j) for j, v in enumerate(w)] for i in range(len(w)) for s in (step, -step)]
-    return [(f(up) - f(down)) / (2 * step) for up, down in zip(moved[::2], moved[1::2], strict=True)]
-
-
 def own_knowledge(w, samples, chi, hp):
     """Eq. 4, 7, 8 and the threshold ν: class -> (N, h, q)."""
     found = {}
@@ -110,7 +104,7 @@ def test_three_rounds_are_those_of_algorithm_1(executor, lambda_, gamma, nu, tmp
         for i in range(2):
             w_i = list(w)
             for _ in range(2):  # two epochs of one full batch
-                g = slope(lambda v, i=i, known=known: loss(v, data(i), known, hp), w_i)
+                g = differences(lambda v, i=i, known=known: loss(v, data(i), known, hp), w_i)
                 w_i = [a - oracle.LR * b for a, b in zip(w_i, g, strict=True)]
             chi = numpy_rng(0, "noise", "representations", number, i).standard_normal((2, 2), np.float32).tolist()
             models.append(w_i)
@@ -186,7 +180,7 @@ def test_aggregation_weighs_by_class_sizes_of_those_who_share():
     """Clients 0 and 1 share class 0 with 1 and 3 samples: 0.25·4 + 0.75·8 = 7; client 1 class 1; nobody class 2."""
     values = torch.tensor([[[4.0], [0.0], [0.0]], [[8.0], [5.0], [0.0]]])
     present = torch.tensor([[True, False, False], [True, True, False]])
-    made = aggregate(Rows(values, present), torch.tensor([[1.0, 9.0, 7.0], [3.0, 2.0, 0.0]]))
+    made = mean_rows(Rows(values, present), torch.tensor([[1.0, 9.0, 7.0], [3.0, 2.0, 0.0]]))
     assert made.values.flatten().tolist() == [7, 5, 0]
     assert made.present.tolist() == [True, True, False]
 

@@ -3,10 +3,18 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
-import torch
-from oracle import LR, PUBLIC, client, data, federation, flat, gradient, scores, sgd, softmax
+from mixtures import (
+    after,
+    assert_only_the_cohort_s_part_changes,
+    coefficients_step,
+    distilled,
+    mixture,
+    seen,
+    soft,
+    trained,
+)
+from oracle import LR, PUBLIC, client, federation, flat
 from tiny import Hidden, Linear, assert_close, assert_equal, engine, everyone
 
 from fedkd.algorithms.base import OwnModel, Setting
@@ -15,16 +23,11 @@ from fedkd.algorithms.local import Local
 from fedkd.algorithms.steps import supervised
 from fedkd.core import optim
 from fedkd.engine import Settings
-from fedkd.evaluate import evaluate
 from fedkd.federation.placed import Placed
 
 MIXED = (Hidden(), Linear())
 T, ETA_2, ETA_3, RHO = 2.0, 0.8, 2.0, 0.1
 SHARE = [3 / 5, 2 / 5]  # D_n/D
-
-
-def mixture(row, s):
-    return [[sum(c * s_m[x][k] for c, s_m in zip(row, s, strict=True)) for k in range(2)] for x in range(len(s[0]))]
 
 
 def kl(row, s, n):
@@ -39,24 +42,6 @@ def mse(row, s, n):
     return sum((p - q) ** 2 for t, own in pairs for p, q in zip(t, own, strict=True)) / (2 * len(PUBLIC))
 
 
-def slope(f, row, s, n, h=1e-5):
-    """∂f/∂c_nm by central differences."""
-    found = []
-    for m in range(2):
-        up, down = list(row), list(row)
-        up[m] += h
-        down[m] -= h
-        found.append((f(up, s, n) - f(down, s, n)) / (2 * h))
-    return found
-
-
-def within(domain, row):
-    if domain == "simplex":  # the nearest point of the line a + b = 1, then of its part in the first quadrant
-        a = min(max((row[0] - row[1] + 1) / 2, 0), 1)
-        return [a, 1 - a]
-    return softmax([5 * v for v in row]) if domain == "softmax" else row
-
-
 @pytest.mark.parametrize("executor", ["serial", "vmapped"])
 @pytest.mark.parametrize(
     ("domain", "objective", "lambda_"),
@@ -68,30 +53,15 @@ def test_three_rounds_are_those_of_algorithm_1(executor, domain, objective, lamb
     state = run.start()
     w = [flat(client(state, n).w) for n in range(2)]
     c = [[0.5, 0.5], [0.5, 0.5]]
-    public = [x / 255 for x in PUBLIC]
     moved = 0.0
     for _ in range(3):
         run.advance(state)
-        for n in range(2):
-            for _ in range(2):  # l. 11-13: two epochs of one full batch
-                w[n] = sgd(w[n], gradient(w[n], data(n)))
-        s = [[softmax([z / T for z in scores(w_m, x)]) for x in public] for w_m in w]
-        for n in range(2):
-            teacher = mixture(c[n], s)
-            for _ in range(2):  # l. 14-16: R = 2 passes, all three public samples at once
-                g = [0.0] * 4
-                for x, target in zip(public, teacher, strict=True):
-                    q = softmax([z / T for z in scores(w[n], x)])
-                    for k in range(2):
-                        # ∂/∂z_k of −Σ_j target_j log q_j, a mean over samples
-                        error = (sum(target) * q[k] - target[k]) / (T * len(public))
-                        g[k] += error * x
-                        g[2 + k] += error
-                w[n] = sgd(w[n], g, ETA_2)
+        w = [trained(w_n, n) for n, w_n in enumerate(w)]  # l. 11-13
+        s = [soft(w_n, T) for w_n in w]
+        w = [distilled(w_n, mixture(c[n], s), T, 2, ETA_2) for n, w_n in enumerate(w)]  # l. 14-16: R = 2
         for n in range(2):  # l. 7
-            f = {"kl": kl, "mse": mse}[objective]
-            step = [a - ETA_3 * lambda_ * SHARE[n] * b for a, b in zip(c[n], slope(f, c[n], s, n), strict=True)]
-            c[n] = within(domain, [(a + 2 * ETA_3 * RHO / 2) / (1 + 2 * ETA_3 * RHO) for a in step])
+            how = {"rate": lambda_ * SHARE[n], "rho": RHO, "eta_3": ETA_3, "domain": domain}
+            c[n] = coefficients_step({"kl": kl, "mse": mse}[objective], c[n], s, n, **how)
             moved = max(moved, abs(c[n][0] - 0.5))
     assert 0.02 < moved < 0.48  # the coefficients do take part in it, away from their bounds
     assert state.server.c.flatten().tolist() == pytest.approx([*c[0], *c[1]], abs=2e-5)
@@ -122,14 +92,6 @@ class UniformTeacher(KTpFL):
         return server, Placed.pack(OwnModel, w)
 
 
-def after(rounds, algorithm, tmp_path, settings=None):
-    run = engine(algorithm, tmp_path, architectures=MIXED, settings=settings)
-    state = run.start()
-    for _ in range(rounds):
-        run.advance(state)
-    return state
-
-
 EAGER = {"public_batch_size": 4, "eta_2": 20.0, "eta_3": 1.0, "lambda_": 1000.0}
 
 
@@ -137,18 +99,20 @@ EAGER = {"public_batch_size": 4, "eta_2": 20.0, "eta_3": 1.0, "lambda_": 1000.0}
 def test_an_infinite_rho_is_the_uniform_teacher(participation, tmp_path):
     settings = Settings(participation=participation, checkpoint_every=None)
     even, *others = (
-        everyone(after(3, method, tmp_path, settings))
+        everyone(after(3, method, tmp_path, settings=settings, architectures=MIXED))
         for method in (UniformTeacher(**EAGER), KTpFL(rho=math.inf, **EAGER), KTpFL(rho=1e9, **EAGER))
     )
     for other in others:
         assert_close(other, even, tolerance=1e-5)
-    learnt = everyone(after(3, KTpFL(rho=0.1, **EAGER), tmp_path, settings))
+    learnt = everyone(after(3, KTpFL(rho=0.1, **EAGER), tmp_path, settings=settings, architectures=MIXED))
     with pytest.raises(AssertionError):
         assert_close(learnt, even, tolerance=1e-3)
 
 
 def test_without_distillation_it_is_local_training(tmp_path):
-    alone, silent = (after(2, method, tmp_path) for method in (Local(), KTpFL(distillation_steps=0)))
+    alone, silent = (
+        after(2, method, tmp_path, architectures=MIXED) for method in (Local(), KTpFL(distillation_steps=0))
+    )
     assert_equal(everyone(silent), everyone(alone))
 
 
@@ -163,29 +127,12 @@ def test_eta_2_is_eta_1_unless_given(tmp_path):
 
 @pytest.mark.parametrize("domain", ["simplex", "softmax"])
 def test_rows_stay_distributions_and_only_the_cohort_s_part_changes(domain, tmp_path):
-    settings = Settings(participation=0.5, checkpoint_every=None)
-    run = engine(KTpFL(rho=0.1, domain=domain, **EAGER), tmp_path, architectures=MIXED, settings=settings)
-    state = run.start()
-    before, changed = torch.full((4, 4), 0.25), set()
-    for _ in range(8):
-        run.advance(state)
-        c = state.server.c
-        assert bool((c >= 0).all())
-        torch.testing.assert_close(c.sum(1), torch.ones(4))
-        rows, columns = (~torch.isclose(c, before)).nonzero(as_tuple=True)
-        assert len({*rows.tolist(), *columns.tolist()}) <= 2  # the two clients of the cohort
-        changed |= {*rows.tolist()}
-        before = c
-    assert len(changed) >= 3  # cohorts differ
+    method = KTpFL(rho=0.1, domain=domain, **EAGER)
+    assert_only_the_cohort_s_part_changes(method, tmp_path, architectures=MIXED)
 
 
 def test_its_users_see_the_matrix(tmp_path):
-    state = after(1, "ktpfl", tmp_path)
-    run = engine("ktpfl", tmp_path, architectures=MIXED)
-    verdict = evaluate(run.algorithm, state.server, state.store, run.world, 1, np.arange(4))
-    view = verdict.views["coefficients"]
-    assert (view.kind, view.values.shape) == ("matrix", (4, 4))
-    assert verdict.metrics["coefficients/self"] == pytest.approx(float(view.values.diagonal().mean()))
+    assert seen("coefficients", "ktpfl", tmp_path, architectures=MIXED).sum() == pytest.approx(4)
 
 
 def test_what_cannot_work_is_said():

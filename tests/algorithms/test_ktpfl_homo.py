@@ -3,10 +3,9 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
-import torch
-from oracle import average, client, data, federation, flat, gradient, sgd
+from mixtures import after, assert_only_the_cohort_s_part_changes, coefficients_step, seen, trained
+from oracle import average, client, federation, flat, sgd
 from tiny import Hidden, Normed, assert_close, engine, everyone
 
 from fedkd.algorithms.base import OneModel, OwnModel, Setting, SharedModel
@@ -14,7 +13,6 @@ from fedkd.algorithms.ktpfl_homo import KTpFLHomo
 from fedkd.algorithms.steps import supervised
 from fedkd.core import optim
 from fedkd.engine import Settings
-from fedkd.evaluate import evaluate
 from fedkd.federation.placed import Placed
 
 ETA_2, ETA_3, RHO = 0.1, 0.3, 0.2
@@ -41,29 +39,17 @@ def test_three_rounds_are_those_of_algorithm_2(executor, of, unit, lambda_, doma
     moved = 0.0
     for _ in range(3):
         run.advance(state)
-        for n in range(2):
-            for _ in range(2):  # l. 11-13: two epochs of one full batch
-                w[n] = sgd(w[n], gradient(w[n], data(n)))
+        w = [trained(w_n, n) for n, w_n in enumerate(w)]  # l. 11-13
         sent = [list(w_n) for w_n in w]
         for n in range(2):
             mixed = [c[n][0] * a + c[n][1] * b for a, b in zip(*sent, strict=True)]
             for _ in range(3):  # l. 14-15: R = 3 steps along −∇‖mixed − w‖²
                 w[n] = sgd(w[n], [2 * unit * (a - b) for a, b in zip(w[n], mixed, strict=True)], ETA_2)
         for n in range(2):  # l. 7
-            step = []
-            for m in range(2):  # ∂L_dis/∂c_nm by central differences, exact for a square
-                up, down = list(c[n]), list(c[n])
-                up[m] += 0.5
-                down[m] -= 0.5
-                slope = distance(up, sent, n, unit) - distance(down, sent, n, unit)
-                step.append(c[n][m] - ETA_3 * lambda_ * SHARE[n] * slope)
-            row = [(v + 2 * ETA_3 * RHO / 2) / (1 + 2 * ETA_3 * RHO) for v in step]
-            if domain == "simplex":
-                a = min(max((row[0] - row[1] + 1) / 2, 0), 1)
-                row = [a, 1 - a]
-            c[n] = row
-            moved = max(moved, abs(row[0] - 0.5))
-    assert 0.02 < moved < 0.48  # the coefficients do take part in it, away from their bounds
+            how = {"rate": lambda_ * SHARE[n], "rho": RHO, "eta_3": ETA_3, "domain": domain}
+            c[n] = coefficients_step(distance, c[n], sent, n, unit, h=0.5, **how)  # exact for a square
+        moved = max(moved, *(abs(row[0] - 0.5) for row in c))
+    assert 0.02 < moved < 0.48  # away from the bounds
     assert state.server.c.flatten().tolist() == pytest.approx([*c[0], *c[1]], abs=5e-6)
     for n in range(2):
         assert flat(client(state, n).w) == pytest.approx(w[n], abs=5e-6)
@@ -110,14 +96,6 @@ class UniformMixture(KTpFLHomo):
         return server, Placed.pack(OwnModel, fed.each(lambda net, *two: self.transfer(1.0, *two), w, mean))
 
 
-def after(rounds, algorithm, tmp_path, settings=None, net=None):
-    run = engine(algorithm, tmp_path, architectures=(net or Hidden(),), settings=settings)
-    state = run.start()
-    for _ in range(rounds):
-        run.advance(state)
-    return state
-
-
 EAGER = {"eta_2": 0.2, "eta_3": 1.0, "lambda_": 1.0}
 
 
@@ -125,12 +103,12 @@ EAGER = {"eta_2": 0.2, "eta_3": 1.0, "lambda_": 1.0}
 def test_an_infinite_rho_is_the_uniform_mixture(participation, tmp_path):
     settings = Settings(participation=participation, checkpoint_every=None)
     even, *others = (
-        everyone(after(6, method, tmp_path, settings))
+        everyone(after(6, method, tmp_path, settings=settings))
         for method in (UniformMixture(**EAGER), KTpFLHomo(rho=math.inf, **EAGER), KTpFLHomo(rho=1e9, **EAGER))
     )
     for other in others:
         assert_close(other, even)
-    learnt = everyone(after(6, KTpFLHomo(rho=0.1, **EAGER), tmp_path, settings))
+    learnt = everyone(after(6, KTpFLHomo(rho=0.1, **EAGER), tmp_path, settings=settings))
     with pytest.raises(AssertionError):
         assert_close(learnt, even, tolerance=1e-3)
 
@@ -138,8 +116,8 @@ def test_an_infinite_rho_is_the_uniform_mixture(participation, tmp_path):
 @pytest.mark.parametrize("net", [Hidden(), Normed()])
 def test_the_uniform_mixture_in_the_models_place_is_fedavg_with_even_weights(net, tmp_path):
     """η_2 = 1/2: w − 2 η_2 (w − mixture) = mixture, the same one for all when c = 1/N."""
-    own = after(2, KTpFLHomo(eta_2=0.5, rho=math.inf), tmp_path, net=net)
-    shared = after(2, EvenFedAvg(), tmp_path, net=net).server.w
+    own = after(2, KTpFLHomo(eta_2=0.5, rho=math.inf), tmp_path, architectures=(net,))
+    shared = after(2, EvenFedAvg(), tmp_path, architectures=(net,)).server.w
     (stack,) = everyone(own).values()
     for i in range(4):
         assert_close(tuple({k: v[i] for k, v in part.items()} for part in stack.w), tuple(shared))
@@ -151,37 +129,18 @@ def test_without_transfer_it_is_local_training_from_a_common_start(tmp_path):
     w = [flat(state.server.w_0)] * 2
     for _ in range(2):
         run.advance(state)
-        w = [sgd(step, gradient(step, data(n))) for n in range(2) for step in [sgd(w[n], gradient(w[n], data(n)))]]
+        w = [trained(w_n, n) for n, w_n in enumerate(w)]
     for n in range(2):
         assert flat(client(state, n).w) == pytest.approx(w[n], abs=2e-6)
     assert w[0] != pytest.approx(average(w, [1, 1]), abs=1e-3)
 
 
 def test_rows_stay_distributions_and_only_the_cohort_s_part_changes(tmp_path):
-    settings = Settings(participation=0.5, checkpoint_every=None)
-    run = engine(KTpFLHomo(rho=0.1, **EAGER), tmp_path, settings=settings)
-    state = run.start()
-    before, changed = torch.full((4, 4), 0.25), set()
-    for _ in range(8):
-        run.advance(state)
-        c = state.server.c
-        assert bool((c >= 0).all())
-        torch.testing.assert_close(c.sum(1), torch.ones(4))
-        rows, columns = (~torch.isclose(c, before)).nonzero(as_tuple=True)
-        assert len({*rows.tolist(), *columns.tolist()}) <= 2  # the two clients of the cohort
-        changed |= {*rows.tolist()}
-        before = c
-    assert len(changed) >= 3  # cohorts differ
+    assert_only_the_cohort_s_part_changes(KTpFLHomo(rho=0.1, **EAGER), tmp_path)
 
 
 def test_its_users_see_the_matrix(tmp_path):
-    run = engine("ktpfl_homo", tmp_path)
-    state = run.start()
-    run.advance(state)
-    verdict = evaluate(run.algorithm, state.server, state.store, run.world, 1, np.arange(4))
-    view = verdict.views["coefficients"]
-    assert (view.kind, view.values.shape) == ("matrix", (4, 4))
-    assert verdict.metrics["coefficients/self"] == pytest.approx(float(view.values.diagonal().mean()))
+    assert seen("coefficients", "ktpfl_homo", tmp_path).sum() == pytest.approx(4)
 
 
 def test_what_cannot_work_is_said():

@@ -107,6 +107,11 @@ def test_more_clusters_than_clients_of_a_round_are_refused():
     assert PerFedCKT(clusters=4).problems(Setting(20, 4, 1, Local())) == []
 
 
+def test_public_samples_that_change_from_round_to_round_are_refused():
+    (problem,) = PerFedCKT().problems(Setting(20, 4, 1, Local(), public_per_round=100))
+    assert "public.per_round=100" in problem
+
+
 def test_absent_clients_keep_their_model_and_show_no_cluster(tmp_path):
     run = engine("perfed_ckt", tmp_path, settings=Settings(participation=0.5))
     state = run.start()

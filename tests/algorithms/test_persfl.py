@@ -1,12 +1,11 @@
 """PersFL: oracle, ledger, reductions, newcomers, what is shown."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from oracle import CLIENTS, average, client, data, federation, flat, gradient, scores, sgd, softmax
+from oracle import CLIENTS, HELD, average, client, data, federation, flat, gradient, scores, sgd, softmax, validated
 from runs import composed, metrics, ran
 from tiny import CLASSES, Hidden, Normed, assert_close, assert_equal, engine, everyone, leaves, world
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -19,25 +18,13 @@ from fedkd.algorithms.steps import supervised
 from fedkd.core import fit, tree
 from fedkd.core.errors import ConfigError
 from fedkd.core.optim import Local
-from fedkd.data.partition import VALIDATION, Assignment
 from fedkd.engine import Settings
 from fedkd.evaluate import evaluate
 from fedkd.federation.fed import Federation
 from fedkd.federation.ledger import Ledger
-from fedkd.federation.population import Shards
 
 EXECUTORS = ("serial", "vmapped")
 ROUNDS = 3  # of the oracle's world
-HELD = [[0, 3], [1, 4]]  # the samples, counted through CLIENTS, on which the two clients validate
-
-
-def validated(run, held=HELD):
-    """The oracle's world, with a validation split."""
-    rows, owner = np.concatenate(held).astype(np.int64), np.repeat([0, 1], [len(h) for h in held]).astype(np.int32)
-    assignment = Assignment(rows, owner, np.full(len(rows), VALIDATION, np.uint8), np.arange(0))
-    population = replace(run.world.population, validation=Shards(assignment, VALIDATION, 2))
-    run.world = replace(run.world, population=population)
-    return run
 
 
 def fed_of(run, clients, round=None):

@@ -1,15 +1,12 @@
 """SCAFFOLD: oracle, ledger, invariant, reduction."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from oracle import LR, client, data, federation, flat, gradient, sgd
-from tiny import assert_close, engine, everyone
+from tiny import EvenFedAvg, assert_close, engine, everyone
 
-from fedkd.algorithms.base import OneModel, Setting, SharedModel
+from fedkd.algorithms.base import Setting
 from fedkd.algorithms.scaffold import Scaffold
-from fedkd.algorithms.steps import supervised
 from fedkd.core.optim import Local
 from fedkd.engine import Settings
 
@@ -69,15 +66,6 @@ def test_the_servers_control_is_the_mean_of_the_clients_also_with_partial_cohort
         controls = everyone(state)["hidden"].c
         assert_close({k: v.mean(0) for k, v in controls.items()}, state.server.c)
     assert any(bool(v.abs().sum() > 0) for v in state.server.c.values())
-
-
-@dataclass(frozen=True)
-class EvenFedAvg(OneModel):
-    """FedAvg with even weights, as SCAFFOLD averages."""
-
-    def round(self, server, own, fed):
-        w = fed.fit(supervised, fed.down(server.w, "model"))
-        return SharedModel(fed.up(w, "model").mean()), own
 
 
 def test_the_first_round_with_zero_controls_is_fedavg_with_even_weights(tmp_path):

@@ -27,8 +27,8 @@ class Executor(ABC):
     ) -> Tree:
         """carry <- step(net, carry, *batches, *values) along every client's walk; the streams walk in step."""
 
-    def together(self, net: Net, device: torch.device) -> int | None:
-        """How many clients to run at once; None: all."""
+    def together(self, size: int, device: torch.device) -> int | None:
+        """How many clients, with `size` bytes each to work on, to run at once; None: all."""
         return None
 
     def precision(self, device: torch.device) -> AbstractContextManager[object]:

@@ -7,30 +7,29 @@ import numpy as np
 import torch
 
 from fedkd.core import tree
-from fedkd.core.fit import Descent
 from fedkd.core.losses import Batch
 from fedkd.core.tree import Tree
 from fedkd.data.batches import Stream
 from fedkd.federation.executors.base import Executor
 from fedkd.models.net import Net
 
-CACHE = 16 * 2**20  # bytes of weights that are stepped together on a CPU
+CACHE = 16 * 2**20  # bytes of models that are stepped together on a CPU
 
 
 class Vmapped(Executor):
     """One batched step for every client that still has a batch; at most `chunk` clients together.
 
-    On a CPU a chunk is by default as many clients as keep their weights in the cache from step to step.
+    On a CPU a chunk is by default as many clients as keep their models in the cache from step to step.
     """
 
     def __init__(self, dtype: torch.dtype | None = None, chunk: int | None = None) -> None:
         super().__init__(dtype)
         self.chunk = chunk
 
-    def together(self, net: Net, device: torch.device) -> int | None:
+    def together(self, size: int, device: torch.device) -> int | None:
         if self.chunk is not None or device.type != "cpu":
             return self.chunk
-        return max(1, CACHE // (4 * net.params))
+        return max(1, CACHE // size)
 
     @torch.no_grad()
     def each(self, net: Net, fn: Callable[..., Tree], values: Sequence[Tree], clients: int) -> Tree:
@@ -43,7 +42,7 @@ class Vmapped(Executor):
         self, net: Net, step: Callable[..., Tree], carry: Tree, streams: Sequence[Stream], values: Sequence[Tree]
     ) -> Tree:
         walk = streams[0].walk
-        lifted = partial(step.together, net) if isinstance(step, Descent) else torch.vmap(partial(step, net))
+        lifted = partial(step.together, net) if hasattr(step, "together") else torch.vmap(partial(step, net))
         # running statistics must not see padding: there, batches of unequal sizes are stepped separately
         apart = net.batch_statistics and streams[0].mean
         order = torch.from_numpy(walk.order).to(streams[0].images.pixels.device)
