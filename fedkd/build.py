@@ -139,6 +139,8 @@ def split(config: Config, pool: np.ndarray, labels: np.ndarray, partition: Parti
 def world(parts: Parts, config: Config, data: Data) -> World:
     """The population on its device, and how it computes."""
     images, nets, assignment, pixels = data
+    if problem := _sizes_differ(parts.algorithm, nets):
+        raise ConfigError(problem)
     member = members(nets, config, assignment)
     unlabelled = None if pixels is None else _unlabelled(images, pixels)
     device = parts.device
@@ -248,7 +250,7 @@ def _compatibility(config: Config, algorithm: Algorithm, local: Local) -> list[s
     clients, participation = config["clients"], config["participation"]
     cohort = cohort_size(participation if 0 < participation <= 1 else 1.0, clients)
     validation = bool(config["partition"]["validation"]) or config["partition"]["name"] == "file"
-    setting = Setting(clients, cohort, len(names) or 1, local, validation)
+    setting = Setting(clients, cohort, len(names) or 1, local, validation, config["public"]["per_round"])
     if algorithm.one_architecture and len(names) > 1:
         others = ", ".join(name for name, other in ALGORITHMS.items() if not other.one_architecture and name != "local")
         found.append(
@@ -269,6 +271,18 @@ def _compatibility(config: Config, algorithm: Algorithm, local: Local) -> list[s
     if "/validation/" in objective and not validation:
         found.append(f"objective={objective} needs a validation split, e.g. partition.validation=0.1.")
     return found + algorithm.problems(setting)
+
+
+def _sizes_differ(algorithm: Algorithm, nets: Mapping[str, Net]) -> str | None:
+    sizes = {name: net.feature_size for name, net in nets.items()}
+    if not algorithm.one_feature_size or len(set(sizes.values())) == 1:
+        return None
+    return (
+        f"algorithm={algorithm.name} shares representations, but those of the clients' models differ in size: "
+        f"{', '.join(f'{name} {size}' for name, size in sizes.items())}.\n"
+        "Give the members of model=mixed one size, e.g. model.members=[{name: dnn, projection: 64}, "
+        "{name: cnn, projection: 64}], or choose one architecture (model=dnn)."
+    )
 
 
 def _unlabelled(images: Images, pixels: torch.Tensor) -> Images:

@@ -4,6 +4,7 @@ import importlib
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedkd import schema
-from fedkd.core.errors import ConfigError, FedkdError, unknown
+from fedkd.core.errors import ConfigError, FedkdError, Incomplete, unknown
 from fedkd.core.signals import Interrupted
 
 HERE = Path(__file__).resolve().parent
+ERROR = "error.txt"  # why a job of a sweep failed
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # inside an installed wheel, or beside it
 
 
@@ -32,6 +34,8 @@ def main() -> None:
         sys.exit(f"{type(error).__name__}: {error}")
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
+    except Incomplete:
+        raise
     except SystemExit as stop:
         if stop.code == 1 and (hints := misspelt(sys.argv[1:])):
             print(*hints, sep="\n", file=sys.stderr)
@@ -47,19 +51,31 @@ def job(cfg: DictConfig) -> float | None:
         importlib.import_module(plugin)
     sweep = hydra_config.mode == RunMode.MULTIRUN
     directory = Path(hydra_config.runtime.output_dir)
-    config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    group = Path(hydra_config.sweep.dir).name if sweep else None
     overrides = list(hydra_config.overrides.task)
+    table = cfg.get("table")
     try:
         if strangers := schema.strangers(cfg):
             raise ConfigError(strangers)
-        return run(config, directory, overrides, group=Path(hydra_config.sweep.dir).name if sweep else None)
-    except FedkdError as error:
-        if sweep:  # Hydra reports it with the others
+        if table is not None and table.part is None:
+            raise ConfigError(f"a table is a sweep of its own: type fedkd -m +table={table.name}, one table at a time.")
+        return run(plain(cfg), directory, overrides, group if table is None else f"{table.name}/{group}")
+    except Exception as error:
+        if sweep:  # Hydra reports it with the others; in another process its traceback would be lost
+            (directory / ERROR).write_text(traceback.format_exc())
+        if sweep or not isinstance(error, FedkdError):
             raise
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)
     except Interrupted as stop:
         sys.exit(128 + stop.number)
+
+
+def plain(cfg: DictConfig, **values: Any) -> dict[str, Any]:
+    """What a run goes by, in plain containers; of which table it is a part cannot move its results."""
+    known: dict[str, Any] = {"table": None, **values}
+    config: Any = OmegaConf.to_container(OmegaConf.merge(cfg, known), resolve=True, throw_on_missing=True)
+    return dict(config)
 
 
 def plugins_in(arguments: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedkd import build
+from fedkd.algorithms.base import Algorithm
 from fedkd.core import tree
 from fedkd.core.optim import Adam, Local
 from fedkd.federation import cohort
@@ -18,6 +19,7 @@ from fedkd.federation.executors import Vmapped
 from fedkd.federation.executors.outline import Outline
 from fedkd.federation.fed import Federation, World
 from fedkd.federation.ledger import Ledger
+from fedkd.federation.population import Population
 from fedkd.federation.store import Memory
 from fedkd.logger.console import human, shown
 from fedkd.models.net import Net
@@ -42,13 +44,19 @@ def plan(parts: build.Parts, config: build.Config, data: build.Data) -> dict[str
             **{role: _spread(getattr(population, role).sizes) for role in ("train", "validation", "test")},
         },
         "public": None if population.public is None else len(population.public.labels),
-        "models": {
-            name: {"params": net.params, "clients": int((population.member == i).sum())}
-            for i, (name, net) in enumerate(population.nets.items())
-        },
-        "comm": _communication(ledger, seen, world.rounds),
+        **models(parts.algorithm, population),
+        "comm": _communication(ledger, seen, world.rounds, estimate=parts.algorithm.sent_by_data),
         "memory": _memory(world, config, state, m),
     }
+
+
+def models(algorithm: Algorithm, population: Population) -> dict[str, Any]:
+    """The clients' models, and how many of them a client holds while it trains."""
+    found = {
+        name: {"params": net.params, "clients": int((population.member == i).sum())}
+        for i, (name, net) in enumerate(population.nets.items())
+    }
+    return {"models": found, "models_held": algorithm.models_held}
 
 
 def _walk(parts: build.Parts, world: World) -> tuple[Ledger, int, int]:
@@ -69,18 +77,24 @@ def _walk(parts: build.Parts, world: World) -> tuple[Ledger, int, int]:
     return ledger, max(map(_bytes, firsts)), number
 
 
-def _communication(ledger: Ledger, seen: int, rounds: int) -> dict[str, Any]:
-    unicast = {unit: ledger.totals[f"comm/total/{unit}"] for unit in ("params", "bytes")}
-    broadcast = {unit: ledger.totals[f"comm/broadcast/{unit}"] for unit in ("params", "bytes")}
-    sums = {"unicast": unicast, "broadcast": broadcast}
+def _communication(ledger: Ledger, seen: int, rounds: int, *, estimate: bool) -> dict[str, Any]:
+    opening = Ledger(row for row in ledger.rows if row.round == 1)  # may hold what is sent but once: PerFed-CKT's start
 
     def over(count: int) -> dict[str, dict[str, int]]:
-        return {way: {unit: round(value * count / seen) for unit, value in kind.items()} for way, kind in sums.items()}
+        """The rounds walked through, and the mean of those after the first for every further one."""
+        return {way: {unit: extended(f"comm/{name}/{unit}", count) for unit in ("params", "bytes")}
+                for way, name in (("unicast", "total"), ("broadcast", "broadcast"))}  # fmt: skip
 
+    def extended(name: str, count: int) -> int:
+        walked = ledger.totals[name]
+        return round(walked + (count - seen) * (walked - opening.totals[name]) / max(seen - 1, 1))
+
+    total = over(rounds)
     return {
-        "per_round": over(1),
-        "total": over(rounds),
-        "exact": seen == rounds,  # else the mean of the rounds walked through, times all
+        "per_round": {way: {unit: round(number / rounds) for unit, number in t.items()} for way, t in total.items()},
+        "total": total,
+        "exact": seen == rounds and not estimate,  # else rounds not walked through count as those after the first
+        "estimate": estimate,  # the data decide how much is sent
         "by_kind": [{**kind, "params": round(kind["params"] / seen), "bytes": round(kind["bytes"] / seen)}
                     for kind in ledger.by_kind()],
     }  # fmt: skip
@@ -158,7 +172,9 @@ def show(plan: Mapping[str, Any], directory: Path) -> None:
             for span in ("per_round", "total")
         )
         lines.append((way, f"{once} a round; {whole} in all ({told})"))
-    if not comm["exact"]:
+    if comm["estimate"]:
+        lines.append(("", "an estimate: the data decide how much is sent"))
+    elif not comm["exact"]:
         lines.append(("", "the sums extend the first rounds' mean to all rounds"))
     parts = ", ".join(f"{name.replace('_', ' ')} {human(size, 'B')}" for name, size in memory.items())
     lines.append(("memory", f"{human(sum(memory.values()), 'B')}: {parts}"))

@@ -44,13 +44,14 @@ def run(
     """Train, evaluate, write everything; returns the metric named by `objective` (None for a dry run)."""
     config, directory, resuming = resumed(config, directory, overrides)
     if config["example"] is not None:
-        return example(config, directory)
+        return example(config, directory, overrides)
     parts = build.parts(config)
     data = build.data(config, parts.dataset, parts.partition, parts.public)
     if config["dry_run"]:
         plan = planning.plan(parts, config, data)
-        write_json(directory / "plan.json", plan)
-        planning.show(plan, directory)
+        write_json(directory / "plan.json", {**plan, "config": config, "versions": versions()})
+        if parts.logger.console:
+            planning.show(plan, directory)
         return None
     engine = Engine(
         parts.algorithm,
@@ -65,7 +66,8 @@ def run(
         saved = checkpoint.load(directory, parts.algorithm)
         hold_to(saved["config"], config, {*config}, directory)
     if not resuming:
-        write_setting(directory, config, overrides, data.assignment)
+        write_setting(directory, config, overrides)
+        data.assignment.save(directory / "partition.npz")
     state = engine.start() if saved is None else engine.resume(saved)
     engine.loggers.start(
         Run(
@@ -88,14 +90,16 @@ def run(
     return headline(summary, config["objective"])
 
 
-def example(config: dict[str, Any], directory: Path) -> float:
+def example(config: dict[str, Any], directory: Path, overrides: Sequence[str]) -> float:
     """A paper's own small example: its numbers and its picture; returns the last number."""
     names = [module.name for module in pkgutil.iter_modules(fedkd.examples.__path__)]
     if config["example"] not in names:
         raise ConfigError(unknown("example", config["example"], names))
+    write_setting(directory, config, overrides)
     numbers = importlib.import_module(f"fedkd.examples.{config['example']}").run(config, directory)
     write_json(directory / "summary.json", {"example": config["example"], "seed": config["seed"], **numbers})
-    print(*(f"{name:<30}{value:.4g}" for name, value in numbers.items()), f"files in {directory}", sep="\n")
+    if config["logger"]["console"]:
+        print(*(f"{name:<30}{value:.4g}" for name, value in numbers.items()), f"files in {directory}", sep="\n")
     return float(list(numbers.values())[-1])
 
 
@@ -106,6 +110,7 @@ def simulate(engine: Engine, state: State, assignment: Assignment) -> dict[str, 
     history = read(directory / "metrics.jsonl")
     summary = summarise(history, state, config)
     summary["time/total"] = time.perf_counter() - began
+    summary |= planning.models(engine.algorithm, engine.world.population)
     write_results(directory, engine.world.population, verdict, state.ledger.rows, assignment)
     title = f"{config['algorithm']['name']} on {config['dataset']['name']}, {config['partition']['name']} split"
     draw_curves(directory / "curves.png", history, f"{title}, seed {config['seed']}")
@@ -124,7 +129,7 @@ def resumed(config: dict[str, Any], directory: Path, overrides: Sequence[str]) -
     if asked == "auto":
         if not checkpoint.path_in(directory).exists():
             return config, directory, False
-        named = set(config)
+        named = list(config)
     else:
         directory = Path(asked)
         if not (directory / "config.yaml").exists():
@@ -132,21 +137,45 @@ def resumed(config: dict[str, Any], directory: Path, overrides: Sequence[str]) -
                 f"resume={asked}: there is no run in that directory (config.yaml is missing).\n"
                 "Name the directory of a run, one that holds its config.yaml and metrics.jsonl."
             )
-        named = {re.split(r"[.=@/]", override.lstrip("+~"))[0] for override in overrides}
+        named = [re.split(r"[=@]", override.lstrip("+~"))[0].replace("/", ".") for override in overrides]
     own = yaml.safe_load((directory / "config.yaml").read_text())
-    hold_to(own, config, named, directory)
-    changed = {key: config[key] for key in FREE if key in named}
-    return {**own, **changed, "resume": None}, directory, True
+    hold_to(own, config, {key.partition(".")[0] for key in named}, directory)
+    for key in named:
+        if key.partition(".")[0] in FREE:
+            adopt(own, config, key)
+    return {**own, "resume": None}, directory, True
+
+
+def adopt(own: dict[str, Any], config: Mapping[str, Any], key: str) -> None:
+    """Take one value over, `logger` or `logger.console`, and nothing beside it."""
+    *nodes, last = key.split(".")
+    for node in nodes:
+        own, config = own[node], config[node]
+    own[last] = config[last]
 
 
 def hold_to(own: Mapping[str, Any], config: Mapping[str, Any], named: Set[str], directory: Path) -> None:
     """Refuse to resume a run with another config than its own, as far as keys are named."""
-    other = sorted(key for key in named - {*FREE} if key not in config or config[key] != own.get(key))
-    if other:
+    if other := differing(own, config, named):
         raise CheckpointError(
             f"{directory} was run with another config; these differ: {', '.join(other)}.\n"
             f"A resumed run keeps its own config: fedkd resume={directory} (only {', '.join(FREE[1:-1])} may change)."
         )
+
+
+def differing(own: Mapping[str, Any], config: Mapping[str, Any], keys: Set[str]) -> list[str]:
+    """Those of `keys` that can move a result and are not as the run `own` has them."""
+    return sorted(key for key in keys - {*FREE} if key not in config or config[key] != own.get(key))
+
+
+def finished(directory: Path, config: Mapping[str, Any]) -> bool | None:
+    """Whether a directory's run of that config is done; None: what lies there, if anything, is another run."""
+    file, result = ("plan.json", "plan.json") if config["dry_run"] else ("config.yaml", "summary.json")
+    if not (directory / file).exists():
+        return None
+    found = yaml.safe_load((directory / file).read_text())  # JSON is YAML
+    own = found["config"] if config["dry_run"] else found
+    return None if differing(own, config, {*own, *config}) else (directory / result).exists()
 
 
 def summarise(history: Sequence[Mapping[str, Any]], state: State, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +188,7 @@ def summarise(history: Sequence[Mapping[str, Any]], state: State, config: Mappin
     }
     for name in history[-1]:
         values = [line[name] for line in history if line.get(name) is not None]
-        if name.startswith(("acc/", "loss/")) and values:
+        if name.startswith(("acc/", "loss/")) and not name.endswith("/std") and values:  # a spread has no best
             summary[f"best/{name}"] = max(values) if name.startswith("acc/") else min(values)
         summary[f"last/{name}"] = history[-1][name]
     judged = [line for line in history if line.get("acc/personal/mean") is not None]
@@ -181,12 +210,11 @@ def headline(summary: Mapping[str, Any], objective: str) -> float:
         ) from None
 
 
-def write_setting(directory: Path, config: Mapping[str, Any], overrides: Sequence[str], assignment: Assignment) -> None:
+def write_setting(directory: Path, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """What is known before the first round; a resumed run finds it there."""
     directory.mkdir(parents=True, exist_ok=True)
     for stale in (checkpoint.path_in(directory), directory / "summary.json"):  # of an earlier run in this directory
         stale.unlink(missing_ok=True)
-    assignment.save(directory / "partition.npz")
     write_json(directory / "versions.json", versions())
     write_json(directory / "command.json", {"overrides": list(overrides)})
     write_text(directory / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
@@ -199,6 +227,7 @@ def write_results(
     classes = np.zeros((len(population), population.images.classes), np.int64)
     np.add.at(classes, (assignment.client, labels[assignment.index]), 1)
     draw_partition(directory / "partition.png", classes)
+    write_csv(directory / "classes.csv", range(classes.shape[1]), classes.tolist())
     write_csv(directory / "ledger.csv", Row._fields, rows)
     judged = dict(zip(verdict.clients.tolist(), range(len(verdict.clients)), strict=True))
     names = list(population.nets)
@@ -237,7 +266,7 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def write_csv(path: Path, columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> None:
     with open(path.with_suffix(".new"), "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)

@@ -19,6 +19,7 @@ from fedkd.data.partition import PARTITIONS
 from fedkd.data.public import Public
 from fedkd.logger.base import LoggerConfig
 from fedkd.models.net import MODELS
+from fedkd.table import PaperTable
 
 REGISTRIES: Mapping[str, Mapping[str, type]] = {"algorithm": ALGORITHMS, "partition": PARTITIONS, "model": MODELS}
 
@@ -58,6 +59,7 @@ class Root:
     resume: str | None = None
     dry_run: bool = False
     plugins: list[str] = field(default_factory=list)
+    table: PaperTable | None = None
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     local: Any = None
@@ -110,8 +112,11 @@ def twin(cls: type, name: str | None = None) -> type:
 
 
 def _architectures(algorithm: str, mixed: Sequence[str], single: str) -> list[str]:
-    """The members of model=auto: several where the algorithm allows it, one where it averages parameters."""
-    return [single] if algorithm in ALGORITHMS and ALGORITHMS[algorithm].one_architecture else list(mixed)
+    """The members of model=auto: several where the algorithm allows it, one where it averages parameters, features."""
+    if algorithm not in ALGORITHMS:
+        return list(mixed)
+    method = ALGORITHMS[algorithm]
+    return [single] if method.one_architecture or method.one_feature_size else list(mixed)
 
 
 def _run_directory(resume: str | None, fresh: str) -> str:
@@ -149,7 +154,7 @@ def strangers(node: Any, path: str = "") -> list[str]:
     for key, value in node.items_ex(resolve=False):
         if dataclasses.is_dataclass(kind) and key not in (known := kind.__dataclass_fields__):
             found.append(_stranger(path, key, known))
-        elif isinstance(value, DictConfig):
+        elif isinstance(value, DictConfig) and len(value):  # of one that is null: 0
             found += strangers(value, f"{path}{key}.")
     return found
 

@@ -34,15 +34,16 @@ def composed(*overrides: str) -> dict[str, Any]:
     groups = {path.name for path in CONF.iterdir()}
     chosen = tuple(f"{key}={value}" for key, value in given.items() if key.lstrip("+") in groups)
     values = [f"{key}={value}" for key, value in given.items() if key.lstrip("+") not in groups]
-    config = OmegaConf.merge(_choose(*chosen), OmegaConf.from_dotlist(values))
+    config = OmegaConf.merge(choices(*chosen), OmegaConf.from_dotlist(values))
     return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
 
 
 @cache
-def _choose(*choices: str) -> DictConfig:
+def choices(*overrides: str) -> DictConfig:
+    """What Hydra composes of them alone."""
     _register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", list(choices))
+        return compose("config", list(overrides))
 
 
 @cache
@@ -85,8 +86,8 @@ def command(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
+def finished(process: subprocess.Popen[str], timeout: float = 120) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=timeout)
     return process.returncode, out, err
 
 

@@ -13,13 +13,13 @@ FLOORS = (
     ("data", "models"),
     ("federation",),
     ("algorithms",),
-    ("evaluate", "checkpoint", "logger"),
+    ("evaluate", "checkpoint", "logger", "table"),
     ("engine",),
     ("schema", "build", "report", "examples"),
     ("plan", "examples"),
-    ("run",),
+    ("run", "watch"),
     ("cli",),
-    ("__main__",),
+    ("__main__", "hydra_plugins"),
 )
 FLOOR = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 
@@ -35,13 +35,17 @@ class Import(NamedTuple):
         return self.module.split(".")[0]
 
 
+ROOT = Path(fedkd.__file__).parent
+PLUGINS = ROOT.parent / "hydra_plugins"  # above the package, as what is above it in the house
+
+
 def imports() -> list[Import]:
-    root = Path(fedkd.__file__).parent
-    files = sorted(root.rglob("*.py"))
+    files = {file: file.relative_to(ROOT) for file in sorted(ROOT.rglob("*.py"))}
+    files |= {file: file.relative_to(ROOT.parent) for file in sorted(PLUGINS.rglob("*.py"))}
     assert len(files) >= 60
     found = []
-    for file in files:
-        name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    for file, path in files.items():
+        name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 found += [Import(name, alias.name) for alias in node.names]
@@ -67,8 +71,7 @@ def test_imports_go_down_only():
 
 
 def test_every_module_has_its_floor():
-    root = Path(fedkd.__file__).parent
-    modules = {path.stem for path in root.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    modules = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert modules - {"__init__"} <= set(FLOOR)
 
 
@@ -80,13 +83,24 @@ def test_algorithms_do_not_import_one_another():
 
 
 def test_a_report_needs_no_more_than_a_run_s_files():
-    assert {i.package for i in WITHIN if i.file.startswith("report.")} <= {"core", "logger", "report"}
+    assert {i.package for i in WITHIN if i.file.startswith("report.")} <= {"core", "logger", "table", "report"}
 
 
 def test_only_the_way_from_the_command_to_the_config_knows_hydra():
-    assert importers("hydra") == {"cli", "schema"}
+    sweeper = {"hydra_plugins.fedkd.table_sweeper", "hydra_plugins.fedkd._table"}
+    assert importers("hydra") == {"cli", "schema", *sweeper}
     # fedkd-report reads configs by the rules they were written by
-    assert importers("omegaconf") == {"cli", "schema", "report.collect"}
+    assert importers("omegaconf") == {"cli", "schema", "report.collect", *sweeper}
+
+
+def test_what_hydra_imports_at_every_start_of_any_application_imports_little():
+    """A file there whose name does not begin with _ is imported by every application of Hydra in the environment."""
+    light = [file for file in PLUGINS.rglob("*.py") if not file.name.startswith("_")]
+    assert len(light) == 1
+    for file in light:
+        top = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in top}
+        assert {str(name).split(".")[0] for name in names} <= {"sys", "dataclasses", "hydra", "omegaconf"}
 
 
 def test_only_its_logger_knows_wandb_and_nobody_ray():

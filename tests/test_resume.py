@@ -15,6 +15,7 @@ from runs import command, finished, metrics, npz, ran, record, resumed
 from fedkd import checkpoint
 from fedkd.core.errors import CheckpointError
 from fedkd.core.signals import Interrupted, interruptible, shielded
+from fedkd.run import adopt
 
 ROUNDS = 40
 SETTING = (  # a method with states at the server and at the clients, some of whom sit out
@@ -272,6 +273,14 @@ def test_what_cannot_move_a_result_may_change_on_the_way(whole, setting, tmp_pat
             ran(tmp_path, *setting)
     resumed(tmp_path, "logger=quiet", "checkpoint.every=1")
     assert_same(tmp_path, whole)
+
+
+def test_changing_one_value_of_a_part_keeps_the_parts_others():
+    own = {"logger": {"name": "none", "console": True, "wandb": {"mode": "online"}}, "rounds": 3}
+    adopt(own, {"logger": {"name": "wandb", "console": False, "wandb": {"mode": "offline"}}}, "logger.console")
+    assert own == {"logger": {"name": "none", "console": False, "wandb": {"mode": "online"}}, "rounds": 3}
+    adopt(own, {"logger": {"name": "quiet"}}, "logger")
+    assert own == {"logger": {"name": "quiet"}, "rounds": 3}
 
 
 def test_a_config_edited_by_hand_is_held_against_the_checkpoint(whole, tmp_path):

@@ -18,7 +18,7 @@ Metrics: TypeAlias = Mapping[str, float]
 
 # Where a run keeps things, how it is watched, whether it was interrupted: nothing of this can move a result.
 UNTOLD = (
-    *("hydra", "logger", "plugins", "checkpoint", "resume", "store", "objective"),
+    *("hydra", "logger", "plugins", "checkpoint", "resume", "store", "objective", "table"),
     *("paths", "output_dir", "dataset.root", "public.root"),
 )
 
@@ -94,13 +94,13 @@ def _runs_below(folder: Path) -> Iterator[Path]:
 
 def read_run(path: Path) -> Run:
     """Read one run directory; a summary is what makes it finished."""
-    summary = _read_json(path / SUMMARY) if (path / SUMMARY).exists() else None
+    summary = read_json(path / SUMMARY) if (path / SUMMARY).exists() else None
     config = read_config(path / CONFIG)
-    versions = _read_json(path / VERSIONS) if (path / VERSIONS).exists() else {}
+    versions = read_json(path / VERSIONS) if (path / VERSIONS).exists() else {}
     return Run(
         path=path,
         config={key: value for key, value in config.items() if not _untold(key, config)},
-        metrics=_read_metrics(path / METRICS, finished=summary is not None),
+        metrics=read_metrics(path / METRICS, finished=summary is not None),
         summary=summary,
         commit=versions.get("commit"),
         written=(path / (METRICS if summary is None else SUMMARY)).stat().st_mtime,
@@ -131,7 +131,8 @@ def _flat(node: Any, key: str = "") -> Iterator[tuple[str, Value]]:
         yield key, f"[{', '.join(map(str, node))}]" if isinstance(node, list) else node
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -141,7 +142,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_metrics(path: Path, *, finished: bool) -> list[Metrics]:
+def read_metrics(path: Path, *, finished: bool) -> list[Metrics]:
+    """The lines of a metrics.jsonl; the last one may be in the making while the run is not finished."""
     lines = path.read_bytes().splitlines()
     metrics: list[Metrics] = []
     for number, line in enumerate(lines, start=1):

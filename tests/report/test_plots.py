@@ -10,8 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from fedkd.report.collect import Run
-from fedkd.report.curves import mean_curve
+from fedkd.report.curves import Series, mean_curve
 from fedkd.report.plots import DPI, LOOKS, Curve, draw_comparison, draw_curves, draw_partition
 
 
@@ -143,13 +142,12 @@ def test_runs_of_any_length_give_a_picture(tmp_path: Path, rounds: int) -> None:
 
 
 def test_seeds_are_averaged_over_the_rounds_they_share_and_the_band_is_their_sample_deviation() -> None:
-    def run(accuracies: list[float], sent: int) -> Run:
-        metrics = [
+    def history(accuracies: list[float], sent: int) -> list[dict[str, float]]:
+        return [
             {"round": i, "acc": accuracy, "comm/total/params": sent * i} for i, accuracy in enumerate(accuracies, 1)
         ]
-        return Run(Path("run"), {}, metrics, {}, commit=None, written=0.0)
 
-    curve = mean_curve([run([0.2, 0.4, 0.9], sent=100), run([0.4, 0.8], sent=200)], "acc", "fedavg")
+    curve = mean_curve(Series("fedavg", "acc", [], [history([0.2, 0.4, 0.9], 100), history([0.4, 0.8], 200)]))
     np.testing.assert_array_equal(curve.round, [1, 2])  # the second run has no third round
     np.testing.assert_array_equal(curve.sent, [150, 300])  # (100 + 200) / 2, (200 + 400) / 2
     np.testing.assert_allclose(curve.mean, [0.3, 0.6])

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from fedkd.core.errors import DataError
 from fedkd.report.cli import main
 from fedkd.report.collect import Run, collect, drop_reruns, find_runs
-from fedkd.report.formats import escape_latex
+from fedkd.report.grid import escape_latex
 from fedkd.report.grouping import group_runs
 from fedkd.report.table import Stat, amount, build_table, duration, statistic
 
