@@ -11,7 +11,8 @@ Mendieta et al., CVPR 2022, "Local Learning Matters: Rethinking Data Heterogenei
     μ          mu
 
 Departures
-    D1  the slim block shares the full one's weights, as in the paper, but its running statistics are not kept.
+    D1  the slim block's running statistics are not kept. Where no normalisation ends a block, its slim output is scaled
+        to the full width: else K_S < K_F by the width alone, and chasing it the weights would grow without end.
     D2  the power iteration's vector is held fixed when K_S is differentiated: where it has converged the gradient is
         the same, and it need not be unrolled.
     D3  as in the released code, K_F is a target without gradient, the distance is rescaled to the size of the

@@ -48,8 +48,8 @@ class Maps(Architecture):
 
 
 def features(w, s, inner):
-    """The last stage's output when only `inner` of its two inner channels are there."""
-    i = [w[1] * s, w[2] * s * (inner == 2)]
+    """The last stage's output; when only one of its two inner channels is there, it counts twice (D1)."""
+    i = [w[1] * s, w[2] * s] if inner == 2 else [2 * w[1] * s, 0]
     return [w[3] * i[0] + w[4] * i[1], w[5] * i[0] + w[6] * i[1]]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fedkd.core import tree
 from fedkd.core.fit import Descent, Fit, gradient
-from fedkd.core.optim import Local
+from fedkd.core.optim import SGD, Clipped, Local
 from fedkd.core.tree import Params
 
 CASES = [
@@ -83,3 +83,13 @@ def test_schedules_follow_their_formulas():
 def test_wrong_settings_are_all_named():
     found = Local(epochs=None, lr=-1, optimizer="adma", schedule="linear", batch_size=0).problems()
     assert len(found) == 5
+
+
+def test_a_clipped_gradient_keeps_its_direction_and_a_short_one_its_length():
+    """‖(3, 4)‖ = 5: at most 1 leaves (0.6, 0.8); at most 6 or infinity leave it."""
+    weights, gradient = {"a": torch.zeros(1), "b": torch.zeros(1)}, {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
+    for norm, expected in ((1.0, (-0.6, -0.8)), (6.0, (-3.0, -4.0)), (math.inf, (-3.0, -4.0))):
+        moved, _ = Clipped(SGD(1.0), norm).update(tree.map(torch.clone, weights), gradient, ())
+        assert (moved["a"].item(), moved["b"].item()) == pytest.approx(expected)
+    still, _ = Clipped(SGD(1.0), 1.0).update(tree.map(torch.clone, weights), weights, ())
+    assert (still["a"].item(), still["b"].item()) == (0, 0)

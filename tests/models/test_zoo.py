@@ -124,6 +124,20 @@ def test_every_model_has_a_last_stage_that_runs_by_itself_at_any_width(name: str
     assert torch.equal(narrow, seen.stage_out) == (not net.inner)
 
 
+@pytest.mark.parametrize("name", ["resnet18", "shufflenet"])
+def test_batch_norm_undoes_the_scale_of_a_narrow_stage(name: str) -> None:
+    """So that it is the stage whose other inner channels are missing, nothing more."""
+    net = net_of(name)
+    model, x = net.init(0), torch.randn(8, *CIFAR, generator=torch.Generator().manual_seed(0))
+    weights, stage_in = dict(model.weights), net.forward(model, x).stage_in
+    for layer, channels in net.inner.items():
+        missing = weights[f"{layer}.weight"].clone()
+        missing[:, channels // 4 :] = 0
+        weights[f"{layer}.weight"] = missing
+    expected = net.stage(model._replace(weights=weights), stage_in)
+    torch.testing.assert_close(net.stage(net.narrow(model, 0.25), stage_in), expected, rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize(
     ("name", "stage_in", "stage_out", "inner"),
     [
