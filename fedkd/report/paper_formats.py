@@ -23,28 +23,40 @@ COSTS = (  # title, number of a run, how it is shown
 
 
 def main_grid(shown: Comparison) -> Grid:
-    """Each column in three: paper, ours, difference; the best of ours stands out."""
+    """Each column in three: paper, ours, difference; where nothing is printed, ours alone. The best stands out."""
     best = {column: shown.best(column) for column in shown.columns}
+    titles = {column: shown.table.column[column].title for column in shown.columns}
+    parts = {column: PARTS if printed(shown, column) else PARTS[1:2] for column in shown.columns}
+    alone = {*parts.values()} == {PARTS[1:2]}
 
     def cells(row: str) -> Line:
         line = [shown.table.row[row].title]
         for column in shown.columns:
             paper, ours, difference = texts(shown.results[Cell(row, column)], shown.digits(column))
-            line += [paper, Best(ours) if row in best[column] else ours, difference]
+            of_part = {"paper": paper, "ours": Best(ours) if row in best[column] else ours, "Δ": difference}
+            line += [of_part[part] for part in parts[column]]
         return line
 
-    taus = [text for column in shown.columns for text in ("", signed(shown.tau(column), 2), "")]
+    def tau(column: str, part: str) -> str:
+        return signed(shown.tau(column), 2) if part == "ours" else ""
+
+    taus = [tau(column, part) for column in shown.columns for part in parts[column]]
     sections = [[cells(row) for row in shown.rows]]
     origin = [f"{shown.table.reference}."] if shown.table.reference else []
     return Grid(
         caption=f"{shown.table.name}: {shown.table.caption}",
-        header=["", *PARTS * len(shown.columns)],
+        header=["", *(titles.values() if alone else (part for column in shown.columns for part in parts[column]))],
         sections=[*sections, [["Kendall's τ", *taus]]] if {*taus} - {"", MISSING} else sections,
         labels=1,
         notes=[*origin, *notes(shown), *(f"Departure: {sentence}" for sentence in shown.table.departures)],
         star="*: the best of ours.",
-        groups=[("", 1), *((shown.table.column[column].title, len(PARTS)) for column in shown.columns)],
+        groups=[] if alone else [("", 1), *((titles[column], len(parts[column])) for column in shown.columns)],
     )
+
+
+def printed(shown: Comparison, column: str) -> bool:
+    """Whether the paper has a number in this column."""
+    return any(shown.results[Cell(row, column)].printed for row in shown.rows)
 
 
 def cost_grid(shown: Comparison) -> Grid:
@@ -136,7 +148,8 @@ def notes(shown: Comparison) -> list[str]:
         low, high = min(counts), max(counts)
         seeds = "one seed" if high == 1 else f"{high} seeds" if low == high else f"{low} to {high} seeds"
         deviation = " ± sample standard deviation" if high > 1 else ""
-        found.append(f"ours: mean{deviation} over {seeds}; Δ: ours − paper.")
+        difference = "; Δ: ours − paper" if any(printed(shown, column) for column in shown.columns) else ""
+        found.append(f"ours: mean{deviation} over {seeds}{difference}.")
     if any(shown.tau(column) is not None for column in shown.columns):
         found.append("Kendall's τ: 1 where our order of the rows is the paper's, −1 where it is the opposite.")
     if table.scale != PAPER:

@@ -102,7 +102,8 @@ class TableSweep:
         """A folder for each scale and for what is typed beside it, so that none overwrites another's runs."""
         if any(override.startswith("hydra.sweep.dir=") for override in self.config.hydra.overrides.hydra):
             return Path(self.config.hydra.sweep.dir)
-        told = [typed.line.lstrip("+") for typed in self.typed if typed.part not in UNTOLD]
+        lines = [typed.line.lstrip("+") for typed in self.typed if typed.part not in UNTOLD]
+        told = [line for line in lines if line != f"experiment={self.table.name}"]  # where the table stands in one
         return ROOT / self.table.name / re.sub(r"[^\w.,=~-]", "_", ",".join([self.table.scale, *told]))
 
     def _runs(self) -> list[Run]:

@@ -240,3 +240,14 @@ def test_a_reduced_scale_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
     table.scale, table.scales = "smoke", {"smoke": ["rounds=2", "clients=8"]}
     table.save(tmp_path)
     assert "Reduced scale, smoke: rounds=2 clients=8." in printed(tmp_path, "text", capsys)
+
+
+def test_a_table_without_a_paper_shows_ours_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_table(tmp_path)
+    table.paper = {}
+    table.save(tmp_path)
+    text = printed(tmp_path, "text", capsys)
+    header, _, local, *_ = text.split("\n")[2:]
+    assert re.split(r"\s{2,}", header.strip()) == ["IID", "DS-1", "Cost"]
+    assert "71.0" in local
+    assert "Δ" not in text
