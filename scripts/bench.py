@@ -98,7 +98,7 @@ class Loop:
             mine = torch.from_numpy(self.population.train[client])
             for rows in torch.split(mine[torch.randperm(len(mine))], self.work.batch):
                 optimizer.zero_grad()
-                _, logits = self.module(self.x[rows])
+                logits = self.module(self.x[rows]).logits
                 F.cross_entropy(logits, self.y[rows]).backward()
                 optimizer.step()
             with torch.no_grad():
