@@ -58,7 +58,7 @@ def job(cfg: DictConfig) -> float | None:
         if strangers := schema.strangers(cfg):
             raise ConfigError(strangers)
         if table is not None and table.part is None:
-            raise ConfigError(f"a table is a sweep of its own: type fedkd -m +table={table.name}, one table at a time.")
+            raise ConfigError(f"{table.name} is a table, which is a sweep: add -m (fedkd -m +table=cgpfl/table1).")
         return run(plain(cfg), directory, overrides, group if table is None else f"{table.name}/{group}")
     except Exception as error:
         if sweep:  # Hydra reports it with the others; in another process its traceback would be lost

@@ -175,7 +175,7 @@ def show(plan: Mapping[str, Any], directory: Path) -> None:
     if comm["estimate"]:
         lines.append(("", "an estimate: the data decide how much is sent"))
     elif not comm["exact"]:
-        lines.append(("", "the sums extend the first rounds' mean to all rounds"))
+        lines.append(("", "the sums take further rounds to be as those after the first"))
     parts = ", ".join(f"{name.replace('_', ' ')} {human(size, 'B')}" for name, size in memory.items())
     lines.append(("memory", f"{human(sum(memory.values()), 'B')}: {parts}"))
     lines.append(("written to", shown(directory / "plan.json")))

@@ -256,7 +256,7 @@ def test_a_typo_in_a_preset_is_refused(fedkd, started, preset, capsys):
 
 def test_without_m_a_table_says_how_to_run_it(fedkd, started, capsys):
     assert fedkd(sweep=False) == 2
-    assert "type fedkd -m +table=tiny/one" in capsys.readouterr().err
+    assert "tiny/one is a table, which is a sweep: add -m" in capsys.readouterr().err
     assert not started
 
 

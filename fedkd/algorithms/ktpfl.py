@@ -24,7 +24,8 @@ Departures
 
 from dataclasses import dataclass
 
-from fedkd.algorithms.base import Coefficients, OwnModel, Setting, SoftMixtures, register
+from fedkd.algorithms.base import OwnModel, Setting, register
+from fedkd.algorithms.mixtures import Coefficients, SoftMixtures
 from fedkd.core import coefficients
 from fedkd.core.errors import unknown
 from fedkd.federation.fed import Federation

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkd.algorithms.base import Coefficients, OwnModel, Setting, SoftMixtures, register
+from fedkd.algorithms.base import OwnModel, Setting, register
+from fedkd.algorithms.mixtures import Coefficients, SoftMixtures
 from fedkd.core import coefficients
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
