@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from fedkd.algorithms.base import OneModel, Setting, SharedModel, View, register
-from fedkd.algorithms.steps import supervised
+from fedkd.algorithms.steps import supervised, supervised_slopes
 from fedkd.core import tree
-from fedkd.core.fit import LeafByLeaf, Slope
+from fedkd.core.fit import LeafByLeaf, Slope, written_out
 from fedkd.core.losses import Batch
-from fedkd.core.tree import Params, lerp
+from fedkd.core.optim import Weights
+from fedkd.core.tree import Params, lerp, scale
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
 from fedkd.models.net import Net
@@ -70,7 +71,7 @@ class APFL(OneModel):
         w_t, (v, alpha) = fed.down(server.w, "model"), own
         if self.adaptive:
             alpha = fed.train(LeafByLeaf(partial(self.adapt, fed.lr)), alpha, v, w_t, steps=1)
-        w, v = fed.each(parted, fed.fit(self.loss, fed.each(joined, w_t, v), alpha))
+        w, v = fed.each(parted, fed.fit(mixture, fed.each(joined, w_t, v), alpha))
         return SharedModel(fed.up(w, "model").mean(fed.sizes)), Placed.pack(Client, v, alpha)
 
     def adapt(self, lr: float, slope: Slope, net: Net, alpha: Tensor, batch: Batch, v: Params, w: Params) -> Tensor:
@@ -84,14 +85,6 @@ class APFL(OneModel):
         v_bar = lerp(w.weights, v.weights, share.weights["alpha"])
         return supervised(net, Params(v_bar, v.stats), batch)
 
-    def loss(self, net: Net, pair: Params, batch: Batch, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """f_i(w_i) + f_i(v̄_i) with w_i fixed in the latter: the gradients ∇f_i(w_i) for w_i, α_i ∇f_i(v̄_i) for v_i."""
-        w, v = parted(net, pair)
-        f_w, w_stats = supervised(net, w, batch)
-        v_bar = lerp(tree.map(torch.Tensor.detach, w.weights), v.weights, alpha)
-        f_v, v_stats = supervised(net, Params(v_bar, v.stats), batch)
-        return f_w + f_v, joined(net, w._replace(stats=w_stats), v._replace(stats=v_stats)).stats
-
     def personal(self, server: SharedModel, own: Placed[Client], fed: Federation) -> Placed[Params]:
         v, alpha = own
         return fed.each(lambda net, alpha, v, w: lerp(w, v, alpha), alpha, v, fed.down(server.w, "model"))
@@ -100,6 +93,24 @@ class APFL(OneModel):
         _, alpha = own
         seen = fed.up(alpha, "alpha").stack()
         return {"alpha/mean": float(seen.mean()), "alpha/min": float(seen.min()), "alpha/max": float(seen.max())}
+
+
+def mixture_slopes(net: Net, pair: Params, batch: Batch, alpha: Tensor) -> Weights | None:
+    """The gradients of `mixture`, clients stacked."""
+    w, v = parted(net, pair)
+    v_bar = v._replace(weights=torch.vmap(lerp)(w.weights, v.weights, alpha))
+    g_w, g_v = supervised_slopes(net, w, batch), supervised_slopes(net, v_bar, batch)
+    return g_w and g_v and {**label("w.", g_w), **label("v.", torch.vmap(scale)(alpha, g_v))}
+
+
+@written_out(mixture_slopes)
+def mixture(net: Net, pair: Params, batch: Batch, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """f_i(w_i) + f_i(v̄_i) with w_i fixed in the latter: the gradients ∇f_i(w_i) for w_i, α_i ∇f_i(v̄_i) for v_i."""
+    w, v = parted(net, pair)
+    f_w, w_stats = supervised(net, w, batch)
+    v_bar = lerp(tree.map(torch.Tensor.detach, w.weights), v.weights, alpha)
+    f_v, v_stats = supervised(net, Params(v_bar, v.stats), batch)
+    return f_w + f_v, joined(net, w._replace(stats=w_stats), v._replace(stats=v_stats)).stats
 
 
 def joined(net: Net, w: Params, v: Params) -> Params:

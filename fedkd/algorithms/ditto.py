@@ -5,7 +5,7 @@ Li et al., ICML 2021, Algorithm 1, with FedAvg as its solver of the global probl
     paper   here              meaning
     w^t     server.w          the shared model
     v_k     own.v             client k's personal model, kept between rounds; never sent
-    h_k     loss              its objective, F_k(v_k) + λ/2 ‖v_k − w^t‖²
+    h_k     Proximal          its objective, F_k(v_k) + λ/2 ‖v_k − w^t‖²
     s       personal_epochs   how long v_k trains in a round
 
 Departures
@@ -17,12 +17,8 @@ Departures
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from torch import Tensor
-
 from fedkd.algorithms.base import OneModel, Setting, SharedModel, register
-from fedkd.algorithms.steps import proximal, supervised
-from fedkd.core.fit import stacks
-from fedkd.core.losses import Batch
+from fedkd.algorithms.steps import Proximal, supervised
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -68,13 +64,8 @@ class Ditto(OneModel):
     def round(self, server: SharedModel, own: Placed[Client], fed: Federation) -> tuple[SharedModel, Placed[Client]]:
         w_t, (v,) = fed.down(server.w, "model"), own
         w = fed.fit(supervised, w_t)  # UPDATE_GLOBAL: w_k^t, from w^t
-        v = fed.fit(self.loss, v, w_t, epochs=self.personal_epochs)  # min h_k(v_k; w^t), from v_k
+        v = fed.fit(Proximal(self.lambda_), v, w_t, epochs=self.personal_epochs)  # min h_k(v_k; w^t), from v_k
         return SharedModel(fed.up(w, "model").mean(fed.sizes)), Placed.pack(Client, v)  # AGGREGATE
-
-    @stacks
-    def loss(self, net: Net, v: Params, batch: Batch, w_t: Params) -> tuple[Tensor, dict[str, Tensor]]:
-        """h_k(v_k; w^t); its gradient is ∇F_k(v_k) + λ (v_k − w^t)."""
-        return proximal(net, v, batch, w_t.weights, self.lambda_)
 
     def personal(self, server: SharedModel, own: Placed[Client], fed: Federation) -> Placed[Params]:
         (v,) = own

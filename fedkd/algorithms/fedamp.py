@@ -19,22 +19,18 @@ Departures
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedkd.algorithms.base import CommonStart, OwnModel, Setting, SharedModel, View, register, who_from_whom
-from fedkd.algorithms.steps import proximal
+from fedkd.algorithms.steps import Proximal
 from fedkd.core import coefficients, tree
-from fedkd.core.fit import stacks
-from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
-from fedkd.models.net import Net
 
 
 @register("fedamp")
@@ -84,7 +80,7 @@ class FedAMP(CommonStart):
         models: Params = fed.up(w, "model").stack()
         mixtures = coefficients.mix(self.attention(models.weights), models)  # U^k = W^{k−1} − α ∇A(W^{k−1})
         u = fed.down_each([tree.take(mixtures, i) for i in range(m)], "cloud model")
-        return server, Placed.pack(OwnModel, fed.fit(stacks(partial(self.loss, self.step(m))), u, u))
+        return server, Placed.pack(OwnModel, fed.fit(self.objective(m), u, u))
 
     def attention(self, models: Weights) -> Tensor:
         """ξ of these models."""
@@ -95,9 +91,9 @@ class FedAMP(CommonStart):
         xi = xi - torch.diag(xi.diagonal())
         return xi + torch.diag(1 - xi.sum(1))
 
-    def loss(self, alpha: float, net: Net, w: Params, batch: Batch, u: Params) -> tuple[Tensor, dict[str, Tensor]]:
+    def objective(self, m: int) -> Proximal:
         """F_i(w) + λ/(2α) ‖w − u_i‖²."""
-        return proximal(net, w, batch, u.weights, self.lambda_ / alpha)
+        return Proximal(self.lambda_ / self.step(m))
 
     def observe(self, server: SharedModel, own: Placed[OwnModel], fed: Federation) -> dict[str, float | View]:
         """The attention that these clients' models would pay to one another in the next round."""

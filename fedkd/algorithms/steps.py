@@ -1,14 +1,15 @@
 """Steps that several papers share, each a pure function of one client."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedkd.core.fit import Slope, stacks, written_out
+from fedkd.core.fit import Slope, written_out
 from fedkd.core.losses import Batch, cross_entropy
 from fedkd.core.optim import Weights
-from fedkd.core.tree import Params, Rows, lerp, squared_distance, sub
+from fedkd.core.tree import Params, Rows, add, lerp, squared_distance, sub
 from fedkd.models.dense import cross_entropy_slopes
 from fedkd.models.net import Net
 
@@ -18,18 +19,26 @@ def supervised_slopes(net: Net, w: Params, batch: Batch) -> Weights | None:
 
 
 @written_out(supervised_slopes)
-@stacks
 def supervised(net: Net, w: Params, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy on the client's labels: F_k(w)."""
     out = net.forward(w, batch.x)
     return cross_entropy(out.logits, batch), out.stats
 
 
-@stacks
-def proximal(net: Net, w: Params, batch: Batch, centre: Weights, strength: float) -> tuple[Tensor, dict[str, Tensor]]:
+@dataclass(frozen=True)
+class Proximal:
     """F_k(w) + strength/2 ‖w − centre‖²: training on the client's labels, pulled towards another model."""
-    f, stats = supervised(net, w, batch)
-    return f + strength / 2 * squared_distance(w.weights, centre), stats
+
+    strength: float
+
+    def __call__(self, net: Net, w: Params, batch: Batch, centre: Params) -> tuple[Tensor, dict[str, Tensor]]:
+        f, stats = supervised(net, w, batch)
+        return f + self.strength / 2 * squared_distance(w.weights, centre.weights), stats
+
+    def slopes(self, net: Net, w: Params, batch: Batch, centre: Params) -> Weights | None:
+        """∇F_k(w) + strength (w − centre)."""
+        g = supervised_slopes(net, w, batch)
+        return None if g is None else add(g, sub(w.weights, centre.weights), self.strength)
 
 
 class Pair(NamedTuple):

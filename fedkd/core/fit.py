@@ -50,17 +50,11 @@ def slope(loss: Loss, net: Any, model: Params, *rest: Any) -> tuple[Weights, dic
     return gradient(lambda weights: loss(net, Params(weights, model.stats), *rest), model.weights)
 
 
-def stacks(loss: L) -> L:
-    """Mark a loss that reads the same for several clients: of stacked models and batches it is the sum of theirs.
-
-    Nets that `stack`, too, then need no vmap, which for small ones costs more than the arithmetic.
-    """
-    loss.stacks = True  # type: ignore[attr-defined]
-    return loss
-
-
 def written_out(slopes: Callable[..., Any]) -> Callable[[L], L]:
-    """Give a loss its gradient, slopes(net, models, *rest), for several clients; None for nets that it cannot do."""
+    """Give a loss its gradient, slopes(net, models, *rest), for several clients; None for nets that it cannot do.
+
+    Small nets gain: vmap and autograd take more of their time than arithmetic.
+    """
 
     def give(loss: L) -> L:
         loss.slopes = slopes  # type: ignore[attr-defined]
@@ -73,8 +67,6 @@ def slopes(loss: Loss, net: Any, models: Params, *rest: Any) -> tuple[Weights, d
     """The same of several clients, stacked: their losses do not meet, so the sum's gradient is each one's own."""
     if hasattr(loss, "slopes") and (found := loss.slopes(net, models, *rest)) is not None:
         return found, models.stats
-    if getattr(loss, "stacks", False) and net.stacks:
-        return slope(loss, net, models, *rest)
 
     def losses(weights: Weights) -> tuple[Tensor, Any]:
         return torch.vmap(lambda model, *own: loss(net, model, *own))(Params(weights, models.stats), *rest)

@@ -87,31 +87,16 @@ class Split(nn.Module):
 
 
 class Linear(nn.Linear):
-    """The same map, also for several clients' weights, [clients, out, in], on samples [clients, batch, in].
+    """The same map, written so that the gradients of stacked weights lie in memory as the weights do.
 
-    It is written so that the gradients of stacked weights, by vmap or not, lie in memory as the weights do: those of
-    nn.Linear lie transposed, and an update across the two layouts takes longer than the matrix products.
+    Those of nn.Linear lie transposed, and an update across the two layouts takes longer than the matrix products.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight.dim() == 3:
-            y = self.weight @ x.mT if self.bias is None else torch.baddbmm(self.bias.unsqueeze(-1), self.weight, x.mT)
-            return y.mT
         if peek_interpreter_stack() is None:  # not under vmap
             return super().forward(x)
         y = self.weight @ x.mT
         return (y if self.bias is None else y + self.bias.unsqueeze(-1)).mT
-
-
-class Flatten(nn.Flatten):
-    """The same, also for several clients' images, [clients, batch, C, H, W]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(-3) if x.dim() > 3 else super().forward(x)
-
-
-# layers that work on several clients' samples, with a first axis over clients, as on one client's
-STACKING = (Split, nn.Sequential, nn.Identity, Linear, Flatten, nn.ReLU, nn.Tanh, nn.Sigmoid)
 
 
 class Layers(threading.local):
@@ -230,7 +215,6 @@ class Net:
         self.stats = {name: b.shape for name, b in module.named_buffers()}
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
         self.batch_statistics = any(isinstance(m, _NormBase) for m in module.modules())
-        self.stacks = all(type(m) in STACKING for m in module.modules())  # `forward` takes several clients at once
         plain = module.projection is None
         self.dense = dense.linear_layers(module.features, module.head) if plain else None  # all of its layers, if so
         # layers that hold parameters, first to last
@@ -247,8 +231,6 @@ class Net:
         for layer in module.modules():
             if type(layer) is nn.Linear:
                 layer.__class__ = Linear
-            if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-                layer.__class__ = Flatten
             if isinstance(layer, _NormBase):
                 layer.num_batches_tracked = None  # only needed without a momentum, and an integer cannot be averaged
         return module
@@ -275,10 +257,7 @@ class Net:
         return Params(weights, {name: b.detach() for name, b in module.named_buffers()})
 
     def forward(self, model: Params, x: Tensor) -> Output:
-        """A training pass: batch statistics are used, and the running ones updated in the output.
-
-        Where the net `stacks`, the model and the images may be those of several clients.
-        """
+        """A training pass: batch statistics are used, and the running ones updated in the output."""
         stats = {name: value.clone() for name, value in model.stats.items()}
         with self._in_training(x).having({**model.weights, **stats}) as module:
             seen: Pass = module(x)

@@ -52,7 +52,7 @@ def test_the_pull_carries_a_gradient():
     w, u = net.init(0), net.init(1)
     batch = Batch(torch.randn(5, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1]), torch.full((5,), 0.2), torch.arange(5))
     method = FedAMP(alpha=0.5, lambda_=3.0, sigma=10.0)
-    pulled, _ = fit.gradient(lambda weights: method.loss(0.5, net, Params(weights, {}), batch, u), w.weights)
+    pulled, _ = fit.gradient(lambda weights: method.objective(4)(net, Params(weights, {}), batch, u), w.weights)
     plain, _ = fit.gradient(lambda weights: supervised(net, Params(weights, {}), batch), w.weights)
     expected = {name: plain[name] + 6.0 * (w.weights[name] - u.weights[name]) for name in plain}
     assert_close(pulled, expected, tolerance=1e-5)

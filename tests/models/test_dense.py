@@ -5,7 +5,7 @@ import torch
 from tiny import assert_close
 from torch import nn
 
-from fedkd.algorithms.steps import proximal, supervised
+from fedkd.algorithms.steps import Proximal, supervised
 from fedkd.core.fit import slope, slopes
 from fedkd.core.losses import Batch
 from fedkd.core.tree import stack, take
@@ -31,16 +31,15 @@ def batches() -> Batch:
 def test_stacked_clients_have_the_gradients_they_have_alone(model, loss):
     net, batch = model.net(SHAPE, 10), batches()
     models = stack([net.init(seed) for seed in range(CLIENTS)])
-    centre = stack([net.init(seed + 10).weights for seed in range(CLIENTS)])
-    fn, rest = (supervised, ()) if loss == "supervised" else (proximal, (centre, 0.3))
+    centre = stack([net.init(seed + 10) for seed in range(CLIENTS)])
+    fn, rest = (supervised, ()) if loss == "supervised" else (Proximal(0.3), (centre,))
 
     def plain(net, w, *others):  # the same without its shortcuts
         return fn(net, w, *others)
 
     found, _ = slopes(fn, net, models, batch, *rest)
     for client in range(CLIENTS):
-        own = [take(part, client) if part is centre else part for part in rest]
-        alone, _ = slope(plain, net, take(models, client), take(batch, client), *own)
+        alone, _ = slope(plain, net, *take((models, batch, *rest), client))
         assert_close(take(found, client), alone, tolerance=1e-6)
         assert list(found) == list(alone)
 
