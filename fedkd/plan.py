@@ -18,7 +18,7 @@ from fedkd.federation import cohort
 from fedkd.federation.executors import Vmapped
 from fedkd.federation.executors.outline import Outline
 from fedkd.federation.fed import Federation, World
-from fedkd.federation.ledger import Ledger
+from fedkd.federation.ledger import Ledger, Row
 from fedkd.federation.population import Population
 from fedkd.federation.store import Memory
 from fedkd.federation.workers import Workers
@@ -69,12 +69,18 @@ def _walk(parts: build.Parts, world: World) -> tuple[Ledger, int, int]:
     store = Memory(population, lambda client: firsts[population.member[client]])
     participation = 1.0 if parts.algorithm.everyone else parts.settings.participation
     ledger, began, number = Ledger(), time.perf_counter(), 0
+    crossed: dict[tuple[int, ...], list[Row]] = {}
     while number < world.rounds and (number < 3 or time.perf_counter() - began < PATIENCE):
         number += 1
         who = cohort.draw(population.train.sizes, participation, parts.settings.sampling, world.seed, number)
-        fed = Federation(world, number, who, ledger)
-        server, own = parts.algorithm.round(server, store.gather(who), fed)
-        store.scatter(who, own)
+        # after the first, rounds with as many clients of each architecture are taken to send the same
+        alike = (number == 1, *np.bincount(population.member[who], minlength=len(nets)).tolist())
+        if alike not in crossed or parts.algorithm.sent_by_round:
+            fed = Federation(world, number, who, Ledger())
+            server, own = parts.algorithm.round(server, store.gather(who), fed)
+            store.scatter(who, own)
+            crossed[alike] = fed.crossed
+        ledger.extend(row._replace(round=number) for row in crossed[alike])
     return ledger, max(map(_bytes, firsts)), number
 
 

@@ -52,6 +52,25 @@ def test_the_plan_says_that_it_estimates_where_the_data_decide_what_is_sent(name
         assert comm["total"][way] == pytest.approx(sums, rel=1)  # of FedProto's classes a client has about half
 
 
+def test_the_plan_of_rounds_that_a_coin_decides_counts_what_a_run_sends(tmp_path, capsys):
+    overrides = ("algorithm=l2sgd", "algorithm.p=0.5", "clients=5", "participation=0.8", "rounds=8", "local.steps=1")
+    comm = planned(tmp_path / "plan", *overrides)["comm"]
+    ran(tmp_path / "run", *overrides)
+    lines = metrics(tmp_path / "run")
+    assert 2 < len({line["comm/total/params"] for line in lines}) < 8  # heads and tails
+    assert comm["exact"]
+    assert comm["total"]["unicast"]["params"] == lines[-1]["comm/total/params"]
+
+
+def test_the_plan_of_rounds_with_cohorts_of_many_kinds_counts_what_a_run_sends(tmp_path, capsys):
+    """Of 7 clients with 3 architectures in turn, 3 a round: some rounds are alike, others are not."""
+    overrides = ("algorithm=fedmd", "clients=7", "participation=0.4", "rounds=8", "local.steps=1")
+    comm = planned(tmp_path / "plan", *overrides)["comm"]
+    ran(tmp_path / "run", *overrides)
+    assert comm["exact"]
+    assert comm["total"]["unicast"]["params"] == metrics(tmp_path / "run")[-1]["comm/total/params"]
+
+
 def test_a_plan_trains_and_writes_nothing_else(tmp_path, capsys):
     planned(tmp_path, "logger=none")
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

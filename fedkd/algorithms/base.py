@@ -52,6 +52,7 @@ class Algorithm(ABC):
     public_data: ClassVar[bool] = False
     models_held: ClassVar[int] = 1  # in a client's memory while it trains: FedHKD's column "Params (M)"
     sent_by_data: ClassVar[bool] = False  # how much is sent depends on the data: a dry run estimates it
+    sent_by_round: ClassVar[bool] = False  # ... on the round, by a coin or its number: a dry run walks through all
     everyone: ClassVar[bool] = False  # every client takes part in every round, whatever `participation` says
 
     def problems(self, setting: Setting) -> list[str]:

@@ -19,6 +19,7 @@ Departures
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedkd.algorithms.base import CommonStart, OwnModel, Setting, SharedModel, register
 from fedkd.algorithms.steps import supervised
@@ -38,6 +39,8 @@ class L2SGD(CommonStart):
     lambda_ : λ ≥ 0, the pull towards the mean. `lambda_=0` is local training from a common start, but for the
         rounds of heads, in which nothing moves then.
     """
+
+    sent_by_round: ClassVar[bool] = True  # nothing at tails
 
     p: float = 0.1
     lambda_: float = 0.1
