@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -224,11 +225,16 @@ def _download(source: Source, folder: str) -> Arrays:
 
 
 def _digits() -> Arrays:
-    """scikit-learn's 1,797 digits, 8x8; every fifth of each class is a test image, chosen once for all."""
-    from sklearn.datasets import load_digits
+    """scikit-learn's 1,797 digits, 8x8; every fifth of each class is a test image, chosen once for all.
 
-    digits = load_digits()
-    images, labels = np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64)
+    Its file is read here, since importing scikit-learn takes longer than all else a dry run does.
+    """
+    found = find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise DataError("dataset=digits comes with scikit-learn, which is not installed: pip install scikit-learn.")
+    rows = np.loadtxt(Path(found.origin).with_name("datasets") / "data" / "digits.csv.gz", delimiter=",")
+    pixels, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
+    images = np.rint(pixels * (255 / 16)).astype(np.uint8)
     shuffled = numpy_rng(0, "digits").permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     test = np.zeros(len(labels), bool)

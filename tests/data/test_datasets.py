@@ -44,6 +44,19 @@ def test_digits_come_without_a_file_as_1437_training_and_360_test_images():
     assert (images.pixels.dtype, images.pixels.min(), images.pixels.max()) == (torch.uint8, 0, 255)
 
 
+def test_the_digits_are_scikit_learn_s():
+    from sklearn.datasets import load_digits
+
+    ours, theirs = read("digits"), load_digits()
+    images = np.concatenate([ours.train_images, ours.test_images])
+    labels = np.concatenate([ours.train_labels, ours.test_labels])
+    # 0 to 16 becomes 0 to 255, rounded: n·255/16 is within half of it
+    mine = sorted(
+        (int(y), *np.rint(x / (255 / 16)).astype(int).ravel().tolist()) for x, y in zip(images, labels, strict=True)
+    )
+    assert mine == sorted((int(y), *x.astype(int).tolist()) for x, y in zip(theirs.data, theirs.target, strict=True))
+
+
 def test_the_digits_test_images_are_a_fifth_of_every_class():
     found = read("digits")
     share = np.bincount(found.test_labels) / np.bincount(np.concatenate([found.train_labels, found.test_labels]))
