@@ -11,17 +11,10 @@ from typing import Any, get_type_hints
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from fedkd.algorithms.base import ALGORITHMS
+from fedkd.core.declared import dataclasses_in, registered_in
 from fedkd.core.errors import unknown
-from fedkd.core.optim import Local
-from fedkd.data.datasets import Dataset
-from fedkd.data.partition import PARTITIONS
-from fedkd.data.public import Public
 from fedkd.logger.base import LoggerConfig
-from fedkd.models.net import MODELS
 from fedkd.table import PaperTable
-
-REGISTRIES: Mapping[str, Mapping[str, type]] = {"algorithm": ALGORITHMS, "partition": PARTITIONS, "model": MODELS}
 
 
 @dataclass
@@ -77,15 +70,17 @@ def register(conf: Path, plugins: Sequence[str] = ()) -> None:
     """Sign up every schema with Hydra, and plugins' entries as options of their group."""
     for plugin in plugins:
         importlib.import_module(plugin)
+    # Hydra copies its store with every look at a group, 200 times for --help; what it reads it copies once more
+    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     store = ConfigStore.instance()
     store.store(group="schema", name="root", node=Root)
     store.store(group="schema/executor", name="executor", node=Executor)
     store.store(group="schema/logger", name="logger", node=LoggerConfig)
-    store.store(group="schema/local", name="local", node=twin(Local))
-    store.store(group="schema/dataset", name="dataset", node=twin(Dataset))
-    store.store(group="schema/public", name="public", node=twin(Public))
-    for group, registry in REGISTRIES.items():
-        for name, entry in registry.items():
+    store.store(group="schema/local", name="local", node=twin(dataclasses_in("fedkd.core.optim")["Local"]))
+    store.store(group="schema/dataset", name="dataset", node=twin(dataclasses_in("fedkd.data.datasets")["Dataset"]))
+    store.store(group="schema/public", name="public", node=twin(dataclasses_in("fedkd.data.public")["Public"]))
+    for group, entries in (registries() if plugins else declarations()).items():
+        for name, entry in entries.items():
             store.store(group=f"schema/{group}", name=name, node=twin(entry, name))
             if not (conf / group / f"{name}.yaml").exists():
                 store.store(group=group, name=name, node=twin(entry, name))
@@ -96,6 +91,21 @@ def register(conf: Path, plugins: Sequence[str] = ()) -> None:
     }
     for resolver, function in resolvers.items():
         OmegaConf.register_new_resolver(resolver, function, replace=True)
+
+
+def declarations() -> dict[str, Mapping[str, type]]:
+    """What a config can choose by name, read off the source: composing a config needs no torch."""
+    packages = {"algorithm": "fedkd.algorithms", "partition": "fedkd.data", "model": "fedkd.models"}
+    return {group: registered_in(package) for group, package in packages.items()}
+
+
+def registries() -> dict[str, Mapping[str, type]]:
+    """The same with what plugins have signed up, which have imported torch anyway."""
+    from fedkd.algorithms.base import ALGORITHMS
+    from fedkd.data.partition import PARTITIONS
+    from fedkd.models.net import MODELS
+
+    return {"algorithm": ALGORITHMS, "partition": PARTITIONS, "model": MODELS}
 
 
 def twin(cls: type, name: str | None = None) -> type:
@@ -114,6 +124,8 @@ def twin(cls: type, name: str | None = None) -> type:
 
 def _architectures(algorithm: str, mixed: Sequence[str], single: str) -> list[str]:
     """The members of model=auto: several where the algorithm allows it, one where it averages parameters, features."""
+    from fedkd.algorithms.base import ALGORITHMS  # asked when a run begins, which needs torch anyway
+
     if algorithm not in ALGORITHMS:
         return list(mixed)
     method = ALGORITHMS[algorithm]
@@ -127,9 +139,12 @@ def _run_directory(resume: str | None, fresh: str) -> str:
 
 def options(conf: Path) -> dict[str, list[str]]:
     """The groups and their options: the files of conf/, and what plugins have signed up."""
-    groups = sorted(path for path in conf.iterdir() if path.is_dir())
-    found = {g.name: {f.relative_to(g).with_suffix("").as_posix() for f in g.rglob("*.yaml")} for g in groups}
-    return {group: sorted(names | set(REGISTRIES.get(group, ()))) for group, names in found.items()}
+    groups, signed_up = sorted(path for path in conf.iterdir() if path.is_dir()), ConfigStore.instance().repo
+    files = {g.name: [f.relative_to(g).as_posix() for f in g.rglob("*.yaml")] for g in groups}
+    return {
+        group: sorted({name.removesuffix(".yaml") for name in (*names, *signed_up.get(group, ()))})
+        for group, names in files.items()
+    }
 
 
 def _choices(conf: Path) -> str:
