@@ -18,7 +18,7 @@ from fedkd.federation.population import Shards
 from fedkd.federation.store import Store
 from fedkd.models.net import CHUNK, Net
 
-TOGETHER = 128  # clients whose personal models are in memory at once
+TOGETHER, BYTES = 128, 2**29  # clients whose personal models are in memory at once, and what these may take
 
 
 class Scores(NamedTuple):
@@ -68,12 +68,13 @@ def evaluate(
             hits, losses = _samples(world, arch, shared, population.global_test)
             metrics |= {"acc/shared/global": float(hits.mean()), "loss/shared/global": float(losses.mean())}
     personal, validation = [], []
-    for start in range(0, len(clients), TOGETHER):
-        some = clients[start : start + TOGETHER]
+    together = max(1, min(TOGETHER, BYTES // max(4 * net.params for net in population.nets.values())))
+    for start in range(0, len(clients), together):
+        some = clients[start : start + together]
         fed = Federation(world, round, some, Ledger())
         models = algorithm.personal(server, store.gather(some), fed)
         if of_shared is not None and _is(models, shared):
-            personal.append(Scores(*(values[start : start + TOGETHER] for values in of_shared)))
+            personal.append(Scores(*(values[start : start + together] for values in of_shared)))
         else:
             personal.append(_own_models(fed, models, population.test, some))
         if population.validation.sizes.any():
@@ -83,7 +84,7 @@ def evaluate(
     if validation:
         metrics |= _join(validation).metrics("validation")
     views: dict[str, View] = {}
-    watched = fed if len(clients) <= TOGETHER else Federation(world, round, clients, Ledger())
+    watched = fed if len(clients) <= together else Federation(world, round, clients, Ledger())
     for name, seen in _observed(algorithm, server, store, watched).items():
         (views if isinstance(seen, View) else metrics)[name] = seen  # type: ignore[assignment]
     return Evaluation(clients, of_personal, of_shared, metrics, views)

@@ -17,9 +17,10 @@ def draw(
 ) -> np.ndarray:
     """The cohort, in ascending order: without replacement, uniformly or with probability p_k = n_k/n."""
     count = cohort_size(participation, len(sizes))
-    weight = sizes.astype(float) if sampling == "by_size" else np.ones(len(sizes))
     # one exponential a client, divided by its weight: the smallest are a draw without replacement
-    clock = numpy_rng(seed, "cohort", round).exponential(size=len(sizes)) / weight
+    clock = numpy_rng(seed, "cohort", round).exponential(size=len(sizes))
+    if sampling == "by_size":
+        clock /= sizes
     clock[list(without)] = np.inf
     count = min(count, len(sizes) - len(without))
     return np.sort(np.argpartition(clock, count - 1)[:count])

@@ -5,7 +5,7 @@ A client's first state is a function of the seed, so it is made when first asked
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedkd.federation.placed import Placed
 from fedkd.federation.population import Population
 
 STORES = ("memory", "disk")
+FRESH = 2**26  # bytes of models whose first states are made at once, beside those of the cohort
 First = Callable[[int], Tree]  # a client's first state
 
 
@@ -33,9 +34,11 @@ class Store(ABC):
         stacks = {}
         for arch, places in self.population.by_architecture(clients).items():
             members = clients[places]
-            if len(fresh := members[~self.present[members]]):
-                self._write(arch, fresh, tree.stack([self.first(int(client)) for client in fresh]))
-                self.present[fresh] = True
+            fresh = members[~self.present[members]]
+            together = max(1, FRESH // (4 * self.population.nets[arch].params))
+            for some in (fresh[at : at + together] for at in range(0, len(fresh), together)):
+                self._write(arch, some, tree.stack([self.first(int(client)) for client in some]))
+                self.present[some] = True
             stacks[arch] = self._read(arch, members)
         return Placed(stacks)
 
@@ -112,44 +115,25 @@ class Disk(Store):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._files = {arch: os.open(folder / f"{arch}.bin", os.O_RDWR | os.O_CREAT) for arch in population.nets}
-        self._layouts: dict[str, Tree] = {}  # per architecture, one client's state as a template
+        self._layouts: dict[str, Tree] = {}  # per architecture, the shapes of one client's state
         self._slot = np.full(len(population), -1, np.int8)  # where each client's state lies; -1 nowhere
         self._safe = self._slot.copy()  # the same, at the last checkpoint
 
-    def _record(self, arch: str, client: int) -> int:
-        """The size of one state in bytes."""
-        if arch not in self._layouts:
-            self._layouts[arch] = self.first(client)
-        return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(self._layouts[arch]))
-
     def _read(self, arch: str, clients: np.ndarray) -> Tree:
-        size = self._record(arch, int(clients[0]))
-        raw = np.empty((len(clients), size), np.uint8)
-        for row, client in enumerate(clients.tolist()):
-            at = (2 * client + int(self._slot[client])) * size
-            if os.preadv(self._files[arch], [memoryview(raw[row])], at) != size:
-                raise OSError(f"{self.folder / arch}.bin is cut off: client {client} is missing")
-        at = 0
-
-        def cut(leaf: torch.Tensor) -> torch.Tensor:
-            nonlocal at
-            width = leaf.numel() * leaf.element_size()
-            piece = torch.from_numpy(raw[:, at : at + width].copy())
-            at += width
-            return piece.view(leaf.dtype).view(len(clients), *leaf.shape).to(leaf.device)
-
-        return tree.map(cut, self._layouts[arch])
+        if arch not in self._layouts:
+            self._layouts[arch] = tree.to(self.first(int(clients[0])), "meta")
+        states = tree.map(lambda leaf: torch.empty(len(clients), *leaf.shape, dtype=leaf.dtype), self._layouts[arch])
+        for row, at in _rows(states, clients, self._slot[clients]):
+            if os.preadv(self._files[arch], [row], at) != len(row):
+                raise OSError(f"{self.folder / arch}.bin is cut off: it ends before byte {at + len(row)}")
+        return tree.to(states, self.population.images.pixels.device)
 
     def _write(self, arch: str, clients: np.ndarray, states: Tree) -> None:
-        size = self._record(arch, int(clients[0]))
-        flat = [
-            leaf.detach().cpu().contiguous().view(len(clients), -1).view(torch.uint8) for leaf in tree.leaves(states)
-        ]
-        raw = torch.cat(flat, 1).numpy() if flat else np.empty((len(clients), 0), np.uint8)
-        for row, client in enumerate(clients.tolist()):
-            slot = 1 if self._safe[client] == 0 else 0
-            os.pwrite(self._files[arch], raw[row], (2 * client + slot) * size)
-            self._slot[client] = slot
+        slots = np.where(self._safe[clients] == 0, 1, 0)
+        for row, at in _rows(states, clients, slots):
+            if os.pwrite(self._files[arch], row, at) != len(row):
+                raise OSError(f"{self.folder / arch}.bin could not be written: the disk is full")
+        self._slot[clients] = slots
 
     def snapshot(self) -> dict[str, Any]:
         for file in self._files.values():
@@ -163,3 +147,18 @@ class Disk(Store):
         self._slot = saved["slot"].numpy().copy()
         self._safe = self._slot.copy()
         self.present = self._slot >= 0
+
+
+def _rows(states: Tree, clients: np.ndarray, slots: np.ndarray) -> Iterator[tuple[memoryview, int]]:
+    """The bytes of each client's part of each leaf, and their place in the file, where a state's leaves lie in a row.
+
+    Of states in contiguous memory nothing is copied, of others one leaf at a time.
+    """
+    leaves = list(tree.leaves(states))
+    sizes = [leaf[0].numel() * leaf.element_size() for leaf in leaves]
+    place = (2 * clients.astype(np.int64) + slots) * sum(sizes)
+    for leaf, size in zip(leaves, sizes, strict=True):
+        flat = leaf.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        rows = flat.numpy().reshape(len(clients), size)
+        yield from zip((row.data for row in rows), place.tolist(), strict=True)
+        place += size
