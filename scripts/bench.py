@@ -8,7 +8,7 @@ The workloads need MNIST and CIFAR-10 in the cache ($FEDKD_DATA, or ~/.cache/fed
 number of SGD steps, so that other simulators can be timed on the same work; `--against` names a file with a JSON line
 for each of them (peer, workload, algorithm, samples_per_sec, split), and refuses lines of another split.
 
-Beside fedkd stands the per-client loop one would write without a library; the two run in turn, so that a busy machine
+Beside fedkd stands the per-client loop one would write without a library; the two take turns, so that a busy machine
 hurts both. Times are medians over rounds after a warm-up; evaluation is outside the clock.
 
     growth    time of a round with 10, 100 and 1,000 clients, and with one, two and four times the width
@@ -183,10 +183,13 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def in_turn(calls: list[Callable[[], object]], rounds: int, warm_up: int = 1) -> list[float]:
-    """The median time of each call."""
-    times = [[timed(call) for call in calls] for _ in range(warm_up + rounds)]
-    return [statistics.median(side) for side in zip(*times[warm_up:], strict=True)]
+def in_turn(calls: list[Callable[[], object]], rounds: int) -> list[float]:
+    """The median time of each call, by three turns of rounds that follow one another; the first of a turn warms up."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(3):
+        for call, taken in zip(calls, times, strict=True):
+            taken.extend([timed(call) for _ in range(1 + -(-rounds // 3))][1:])
+    return [statistics.median(taken) for taken in times]
 
 
 def advancing(run: Engine) -> Callable[[], object]:
@@ -217,7 +220,7 @@ def speed(names: list[str], how: argparse.Namespace) -> None:
         of = world(images, parts, work.model, Local(epochs=1, batch_size=work.batch, lr=work.lr), how)
         calls = [Loop(work, of).round, advancing(engine(of, FedAvg(), work.sampled))]
         samples = sum(map(len, parts)) * work.sampled / work.clients
-        slow, fast = (samples / seconds for seconds in in_turn(calls, how.rounds or work.rounds, warm_up=2))
+        slow, fast = (samples / seconds for seconds in in_turn(calls, how.rounds or work.rounds))
         print(f"{name:<11}{slow:>10,.0f}{fast:>10,.0f}{fast / slow:>7.2f}x  {checksum}", flush=True)
         for peer, (rate, split) in sorted(peers[name].items(), key=lambda item: -item[1][0]):
             note = "" if split == checksum else f"  another split, {split}: not comparable"

@@ -33,7 +33,7 @@ class Serial(Executor):
                 with self.precision(device):
                     own = step(net, own, *(stream.one(t, rank) for stream in streams), *value)
             done[client] = own
-        return tree.stack(done)
+        return tree.stack(done) if len(done) > 1 else tree.map(lambda leaf: leaf.unsqueeze(0), done[0])
 
 
 def _channels_last(leaf: torch.Tensor) -> torch.Tensor:
