@@ -1,6 +1,7 @@
 """The presets of the papers' tables: what is printed is in them, once and right, and every cell is a run."""
 
 import math
+from dataclasses import replace
 from functools import cache
 from itertools import islice, zip_longest
 from statistics import fmean, pstdev, stdev
@@ -200,8 +201,7 @@ def table_of(name):
 
 def config_of(name, cell, scale, *more):
     """The config of a cell's run. Hydra composes what is chosen from groups; single values are merged in: faster."""
-    table = table_of(name)
-    overrides = [*table.overrides(cell), *table.scales.get(scale, ()), *more]
+    overrides = [*replace(table_of(name), scale=scale).overrides(cell), *more]
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     chosen = dict(override.split("=", 1) for override in overrides if override.partition("=")[0] in groups)
     values = [override for override in overrides if override.partition("=")[0] not in groups]

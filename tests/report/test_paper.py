@@ -238,8 +238,9 @@ def test_markdown_and_latex_group_the_columns(tmp_path: Path, capsys: pytest.Cap
 def test_a_reduced_scale_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = write_table(tmp_path)
     table.scale, table.scales = "smoke", {"smoke": ["rounds=2", "clients=8"]}
+    table.row["local"].scales["smoke"] = ["rounds=1"]
     table.save(tmp_path)
-    assert "Reduced scale, smoke: rounds=2 clients=8." in printed(tmp_path, "text", capsys)
+    assert "Reduced scale, smoke: rounds=2 clients=8; Local: rounds=1." in printed(tmp_path, "text", capsys)
 
 
 def test_a_table_without_a_paper_shows_ours_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
