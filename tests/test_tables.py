@@ -356,3 +356,11 @@ def test_fedhkds_parameters_come_out_of_a_dry_run_to_the_printed_digits(row, dat
     one = Outcome(tmp_path).number("params/model") / 1e6
     held = round(measured / one)
     assert math.floor(1000 * one) * held == round(1000 * printed("fedhkd/table1")[row][f"{dataset}_params"])
+
+
+@SHAPES_ONLY
+@pytest.mark.parametrize("dataset", ["cifar10", pytest.param("cifar100", marks=pytest.mark.slow)])
+def test_fedgens_parameters_on_cifar_are_a_model_and_the_generator(dataset, images, tmp_path, capsys):
+    file = images[100 if dataset == "cifar100" else 10]
+    measured = planned("fedhkd/table1", Cell("fedgen", f"{dataset}_params"), file, tmp_path)
+    assert math.floor(1000 * measured) == round(1000 * printed("fedhkd/table1")["fedgen"][f"{dataset}_params"])

@@ -50,13 +50,17 @@ class Algorithm(ABC):
     one_architecture: ClassVar[bool] = True  # averaging whole parameters needs one
     one_feature_size: ClassVar[bool] = False  # representations are shared; as many numbers in every architecture
     public_data: ClassVar[bool] = False
-    models_held: ClassVar[int] = 1  # in a client's memory while it trains: FedHKD's column "Params (M)"
+    models_held: ClassVar[int] = 1  # of its size, in a client's memory while it trains
     sent_by_data: ClassVar[bool] = False  # how much is sent depends on the data: a dry run estimates it
     everyone: ClassVar[bool] = False  # every client takes part in every round, whatever `participation` says
 
     def problems(self, setting: Setting) -> list[str]:
         """What of this setting the method cannot work with, as sentences."""
         return []
+
+    def held(self, net: Net) -> int:
+        """Numbers in a client's memory while it trains: FedHKD's column "Params (M)"."""
+        return self.models_held * net.params
 
     @abstractmethod
     def init_server(self, nets: Nets, seed: int) -> Any: ...
