@@ -3,6 +3,7 @@
 Hydra imports this file whenever any application of it starts, so it imports next to nothing.
 """
 
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -46,5 +47,8 @@ class TableSweeper(Sweeper):
         except FedkdError as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             sys.exit(2)
+        except (KeyboardInterrupt, SystemExit) as stop:  # between runs, or in one, which has saved itself
+            print("interrupted; the same command goes on from here")
+            sys.exit(stop.code if isinstance(stop, SystemExit) else 128 + signal.SIGINT)
         if not whole:
             raise Incomplete
