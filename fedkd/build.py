@@ -25,6 +25,7 @@ from fedkd.federation.fed import World
 from fedkd.federation.ledger import Ledger
 from fedkd.federation.population import Population
 from fedkd.federation.store import STORES
+from fedkd.federation.workers import Workers
 from fedkd.logger.base import LoggerConfig, WandbConfig
 from fedkd.models.mixed import assign, model_of, nets_of
 from fedkd.models.net import Net
@@ -146,7 +147,8 @@ def world(parts: Parts, config: Config, data: Data) -> World:
     device = parts.device
     population = Population.of(images.to(device), unlabelled and unlabelled.to(device), nets, member, assignment)
     executors = {arch: executor(config, net, device) for arch, net in nets.items()}
-    return World(population, executors, parts.local, config["rounds"], config["seed"], parts.public)
+    workers = Workers(config["executor"]["workers"] if device.type == "cpu" else 1)
+    return World(population, executors, parts.local, config["rounds"], config["seed"], parts.public, workers)
 
 
 def executor(config: Config, net: Net, device: torch.device) -> Executor:
@@ -215,7 +217,7 @@ def _root_problems(config: Config) -> list[str]:
         found.append(f"participation={config['participation']} must lie in (0, 1]: the share of clients in a round.")
     at_least_one = {"rounds": config["rounds"], "clients": config["clients"], "eval.every": config["eval"]["every"],
                     "eval.clients": config["eval"]["clients"], "checkpoint.every": config["checkpoint"]["every"],
-                    "executor.chunk": config["executor"]["chunk"]}  # fmt: skip
+                    **{f"executor.{key}": config["executor"][key] for key in ("chunk", "workers")}}  # fmt: skip
     found += [
         f"{key}={value} must be at least 1." for key, value in at_least_one.items() if value is not None and value < 1
     ]

@@ -21,6 +21,7 @@ from fedkd.federation.fed import Federation, World
 from fedkd.federation.ledger import Ledger
 from fedkd.federation.population import Population
 from fedkd.federation.store import Memory
+from fedkd.federation.workers import Workers
 from fedkd.logger.console import human, shown
 from fedkd.models.net import Net
 
@@ -31,7 +32,7 @@ def plan(parts: build.Parts, config: build.Config, data: build.Data) -> dict[str
     """What a run of this config will hold and send."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         world = build.world(parts, config, data)
-        world = replace(world, executors={arch: Outline() for arch in world.population.nets})
+        world = replace(world, executors={arch: Outline() for arch in world.population.nets}, workers=Workers(1))
         ledger, state, seen = _walk(parts, world)
     population = world.population
     m = len(population) if parts.algorithm.everyone else cohort.cohort_size(config["participation"], len(population))
@@ -104,7 +105,8 @@ def _memory(world: World, config: build.Config, state: int, m: int) -> dict[str,
     """Bytes, roughly: what lies in memory while a cohort trains."""
     population = world.population
     largest = max(population.nets.values(), key=lambda net: net.params)
-    together = min(m, config["executor"]["chunk"] or m) if _vmapped(config, largest) else 1
+    how = config["executor"]
+    together = min(m, (how["chunk"] or m) if _vmapped(config, largest) else Workers(how["workers"]).count)
     batch = config["local"]["batch_size"] or int(population.train.sizes.max())
     kept = m if config["store"] == "disk" else len(population)
     return {
@@ -132,7 +134,7 @@ def activations(net: Net) -> int:
         if isinstance(output, torch.Tensor) and not list(module.children()):
             total += output.numel()
 
-    module = net._predicting
+    module = net._layers.predicting.module
     hooks = [m.register_forward_hook(count) for m in module.modules()]
     module(torch.empty(1, *net.shape, device="meta"))
     for hook in hooks:

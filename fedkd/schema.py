@@ -39,6 +39,7 @@ class Checkpoint:
 class Executor:
     name: str = "auto"
     chunk: int | None = None
+    workers: int | None = None
 
 
 @dataclass

@@ -1,188 +1,307 @@
-"""How fast fedkd trains, against a plain per-client PyTorch loop on the same work, in one run.
+"""How fast fedkd trains: four FedAvg workloads, the methods against FedAvg, and how time grows.
 
-    python scripts/bench.py                    # all workloads, a few minutes on two cores
-    python scripts/bench.py mlr dnn --rounds 5
+    python scripts/bench.py                                    # all of it, some minutes on two cores
+    python scripts/bench.py lr_mnist dnn20 --against results.jsonl
+    python scripts/bench.py growth methods persfl
 
-Every workload is one FedAvg round: the same models, samples and number of SGD steps on both sides, data in memory.
-Times are medians over rounds, the two sides in turn, so that a busy machine hurts both. The columns:
-samples/s of the loop and of fedkd, their ratio, the share of the machine's matrix-multiply rate that fedkd's
-arithmetic reaches, and the part of a round that is neither training nor evaluation.
+The workloads need MNIST and CIFAR-10 in the cache ($FEDKD_DATA, or ~/.cache/fedkd). Each has a fixed model, split and
+number of SGD steps, so that other simulators can be timed on the same work; `--against` names a file with a JSON line
+for each of them (peer, workload, algorithm, samples_per_sec, split), and refuses lines of another split.
 
-`persfl` is another comparison: its second stage, ten clients with the 15 students of a grid each, against one student.
+Beside fedkd stands the per-client loop one would write without a library; the two run in turn, so that a busy machine
+hurts both. Times are medians over rounds after a warm-up; evaluation is outside the clock.
+
+    growth    time of a round with 10, 100 and 1,000 clients, and with one, two and four times the width
+    methods   time of a round of each method over FedAvg's, beside what its arithmetic says
+    persfl    its second stage: ten clients with the 15 students of a grid each, against one student
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from fedkd.algorithms.base import ALGORITHMS, Algorithm
 from fedkd.algorithms.fedavg import FedAvg
 from fedkd.algorithms.persfl import PersFL
 from fedkd.core.optim import Local
-from fedkd.data.datasets import Images
-from fedkd.data.partition import Assignment
+from fedkd.data.datasets import Dataset, Images
+from fedkd.data.partition import TRAIN, VALIDATION, Assignment
 from fedkd.data.public import Public
 from fedkd.engine import Engine, Settings, State
 from fedkd.federation.executors import choose
 from fedkd.federation.fed import Federation, World
 from fedkd.federation.ledger import Ledger
 from fedkd.federation.population import Population
+from fedkd.federation.workers import Workers
 from fedkd.logger.base import Loggers
-from fedkd.models.mixed import nets_of
+from fedkd.models.cnn import CNN
+from fedkd.models.mlp import DNN, MLR
+from fedkd.models.net import Architecture, Net, Shape, Split
+
+
+@dataclass(frozen=True)
+class DropoutCNN(Architecture):
+    """The small CNN of pfl-research's CIFAR-10 benchmark, dropout included."""
+
+    name = "dropout_cnn"
+
+    def module(self, shape: Shape, classes: int) -> Split:
+        convolutions = (
+            nn.Conv2d(3, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+        )
+        dense = nn.Flatten(), nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5)
+        return Split(nn.Sequential(*convolutions, *dense), nn.Linear(128, classes))
 
 
 @dataclass(frozen=True)
 class Work:
-    model: dict[str, object]
+    """One FedAvg workload: `sampled` of `clients` do one epoch a round."""
+
+    dataset: str
     clients: int
-    samples: int  # a client
+    sampled: int
     batch: int
-    flops: int  # multiply-adds of one forward pass of one sample
+    lr: float
+    model: Architecture
+    split: Callable[[np.ndarray, np.random.Generator], list[np.ndarray]]
+    rounds: int
+
+
+def two_shards(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Sorted by label and cut into two shards a client: two classes or fewer each."""
+    shards = np.array_split(np.argsort(labels, kind="stable"), 2000)
+    return [np.concatenate([shards[a], shards[b]]) for a, b in rng.permutation(2000).reshape(1000, 2)]
+
+
+def dirichlet(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Each class over 20 clients by Dir(0.1), drawn again until everyone has ten images."""
+    while True:
+        pieces: list[list[np.ndarray]] = [[] for _ in range(20)]
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            cuts = np.cumsum(rng.dirichlet(np.full(20, 0.1)))[:-1] * len(members)
+            for mine, piece in zip(pieces, np.split(members, cuts.astype(int)), strict=True):
+                mine.append(piece)
+        if min(sum(map(len, mine)) for mine in pieces) >= 10:
+            return [np.concatenate(mine) for mine in pieces]
+
+
+def even(total: int, clients: int) -> Callable[[np.ndarray, np.random.Generator], list[np.ndarray]]:
+    """`total` images at random, the same number to everyone."""
+    return lambda labels, rng: np.split(rng.permutation(len(labels))[:total], clients)
 
 
 WORKS = {
-    "mlr": Work({"name": "mlr"}, 40, 400, 20, 784 * 10),
-    "dnn": Work({"name": "dnn"}, 40, 400, 20, 784 * 128 + 128 * 10),
-    "cnn": Work(
-        {"name": "cnn", "padding": 0}, 10, 200, 20,
-        24 * 24 * 25 * 32 + 8 * 8 * 25 * 32 * 64 + 1024 * 512 + 512 * 10,
-    ),
-}  # fmt: skip
-GRID = Work({"name": "dnn", "hidden": [100]}, 10, 600, 32, 784 * 100 + 100 * 10)  # PersFL's DNN
-COMPARISONS = [*WORKS, "persfl"]
+    "lr_mnist": Work("mnist", 1000, 10, 10, 0.03, MLR(), two_shards, 60),
+    "dnn20": Work("mnist", 20, 20, 32, 0.05, DNN(hidden=(100,)), dirichlet, 7),
+    "cnn20": Work("mnist", 20, 20, 32, 0.05, CNN(padding=0), even(6_000, 20), 5),
+    "cifar_pfl": Work("cifar10", 1000, 50, 10, 0.1, DropoutCNN(), even(50_000, 1000), 5),
+}
+SECTIONS = (*WORKS, "growth", "methods", "persfl")
 
 
-def engine(work: Work, executor: str, validation: float = 0.0) -> Engine:
-    """A FedAvg run on random images of MNIST's shape."""
-    rng = np.random.default_rng(0)
-    count = work.clients * work.samples
+def world(images: Images, parts: list[np.ndarray], model: Architecture, local: Local, how: argparse.Namespace) -> World:
+    """Clients that train on `parts` of the images; a fifth of their size more is for validation, shared by all."""
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    held = np.repeat(np.arange(len(parts)), [max(1, len(part) // 5) for part in parts])
+    index = np.concatenate([*parts, *(part[: max(1, len(part) // 5)] for part in parts)])
+    role = np.repeat([TRAIN, VALIDATION], [len(owner), len(held)]).astype(np.uint8)
+    assignment = Assignment(index, np.concatenate([owner, held]).astype(np.int32), role, np.arange(0))
+    net = Net(model, images.shape, images.classes)
+    population = Population.of(images, images, {net.name: net}, np.zeros(len(parts), np.int64), assignment)
+    executor = choose(how.executor, net, torch.device("cpu"), None, "fp32")
+    return World(population, {net.name: executor}, local, 10**6, 0, Public(per_round=1000), Workers(how.workers))
+
+
+def engine(of: World, algorithm: Algorithm, sampled: int) -> Engine:
+    settings = Settings(participation=sampled / len(of.population))
+    return Engine(algorithm, of, settings, Path(tempfile.mkdtemp()), Loggers({}), {})
+
+
+def noise(clients: int, samples: int) -> tuple[Images, list[np.ndarray]]:
+    """Random images of MNIST's shape, for clients of one size."""
+    rng, count = np.random.default_rng(0), clients * samples
     pixels = torch.from_numpy(rng.integers(0, 256, (count, 28, 28, 1), dtype=np.uint8))
     labels = torch.from_numpy(rng.integers(0, 10, count))
-    images = Images(pixels, labels, count, 10, torch.tensor([0.5]), torch.tensor([0.5]))
-    owner = np.repeat(np.arange(work.clients), work.samples).astype(np.int32)
-    role = np.tile(np.arange(work.samples) >= work.samples * (1 - validation), work.clients).astype(np.uint8)
-    assignment = Assignment(np.arange(count), owner, role, np.arange(0))
-    nets = nets_of(work.model, images.shape, 10)
-    population = Population.of(images, None, nets, np.zeros(work.clients, np.int64), assignment)
-    executors = {name: choose(executor, net, torch.device("cpu"), None, "fp32") for name, net in nets.items()}
-    world = World(population, executors, Local(epochs=1, batch_size=work.batch, lr=0.01), 100, 0, Public())
-    return Engine(FedAvg(), world, Settings(), Path(tempfile.mkdtemp()), Loggers({}), {})
+    parts = np.split(np.arange(count), clients)
+    return Images(pixels, labels, count, 10, torch.tensor([0.5]), torch.tensor([0.5])), parts
 
 
 class Loop:
     """What one would write without a library: a module, torch.optim.SGD, a loop over clients and batches."""
 
-    def __init__(self, work: Work, run: Engine) -> None:
-        self.work, self.population = work, run.world.population
-        net = next(iter(self.population.nets.values()))
+    def __init__(self, work: Work, of: World) -> None:
+        self.work = work
+        images, (net,) = of.population.images, of.population.nets.values()
         self.module = net.architecture.module(net.shape, net.classes)
-        images = self.population.images
         # torch's default layout, as a DataLoader gives it; .contiguous() would keep one channel's channels last
-        self.x = images.batch(torch.arange(len(images.labels))).clone(memory_format=torch.contiguous_format)
-        self.y = images.labels
+        x = images.batch(torch.arange(images.train)).clone(memory_format=torch.contiguous_format)
+        shards = map(torch.from_numpy, of.population.train.of(np.arange(work.clients)))
+        self.data = [(x[rows], images.labels[rows]) for rows in shards]
         self.w = [p.detach().clone() for p in self.module.parameters()]
+        self.rng = np.random.default_rng(0)
 
     def round(self) -> None:
         total = [torch.zeros_like(w) for w in self.w]
-        for client in range(self.work.clients):
+        cohort = self.rng.permutation(self.work.clients)[: self.work.sampled]
+        samples = sum(len(self.data[client][1]) for client in cohort)
+        for client in cohort:
             with torch.no_grad():
                 for p, w in zip(self.module.parameters(), self.w, strict=True):
                     p.copy_(w)
-            optimizer = torch.optim.SGD(self.module.parameters(), lr=0.01)
-            mine = torch.from_numpy(self.population.train[client])
-            for rows in torch.split(mine[torch.randperm(len(mine))], self.work.batch):
+            optimizer = torch.optim.SGD(self.module.parameters(), lr=self.work.lr)
+            x, y = self.data[client]
+            for rows in torch.split(torch.randperm(len(y)), self.work.batch):
                 optimizer.zero_grad()
-                logits = self.module(self.x[rows]).logits
-                F.cross_entropy(logits, self.y[rows]).backward()
+                F.cross_entropy(self.module(x[rows]).logits, y[rows]).backward()
                 optimizer.step()
             with torch.no_grad():
                 for t, p in zip(total, self.module.parameters(), strict=True):
-                    t.add_(p, alpha=1 / self.work.clients)
+                    t.add_(p, alpha=len(y) / samples)
         self.w = total
 
 
-def timed(call) -> float:
+def timed(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
-def training_share(run: Engine, state: State, rounds: int) -> float:
-    """The part of a round's time that `Federation.train` takes."""
-    inside = 0.0
-    train = Federation.train
-
-    def watched(*args, **kwargs):
-        nonlocal inside
-        began = time.perf_counter()
-        result = train(*args, **kwargs)
-        inside += time.perf_counter() - began
-        return result
-
-    Federation.train = watched  # type: ignore[method-assign]
-    whole = sum(timed(lambda: run.advance(state)) for _ in range(rounds))
-    Federation.train = train  # type: ignore[method-assign]
-    return inside / whole
+def in_turn(calls: list[Callable[[], object]], rounds: int, warm_up: int = 1) -> list[float]:
+    """The median time of each call."""
+    times = [[timed(call) for call in calls] for _ in range(warm_up + rounds)]
+    return [statistics.median(side) for side in zip(*times[warm_up:], strict=True)]
 
 
-def matmul_rate() -> float:
-    """Multiply-adds a second of a large matrix product."""
-    a = torch.randn(1024, 1024)
-    a @ a
-    return 1024**3 / statistics.median(timed(lambda: a @ a) for _ in range(9))
+def advancing(run: Engine) -> Callable[[], object]:
+    state: State = run.start()
+    return lambda: run.advance(state)
 
 
-def grid(rounds: int, executor: str) -> None:
-    """PersFL's second stage: all students of all clients against one student a client, in turn."""
-    world = engine(GRID, executor, validation=0.25).world
+def against(file: str | None) -> dict[str, dict[str, tuple[float, str]]]:
+    """By workload and peer, the best samples a second and the split they were measured on."""
+    found: dict[str, dict[str, tuple[float, str]]] = {name: {} for name in WORKS}
+    for text in Path(file).read_text().splitlines() if file else []:
+        line = json.loads(text)
+        if line.get("algorithm") == "fedavg" and "samples_per_sec" in line and line["workload"] in found:
+            peers, peer = found[line["workload"]], line["peer"].split()[-1 if "torchrun" in line["peer"] else 0]
+            peers[peer] = max(peers.get(peer, (0.0, "")), (line["samples_per_sec"], line["split"]))
+    return found
+
+
+def speed(names: list[str], how: argparse.Namespace) -> None:
+    """The four workloads."""
+    peers = against(how.against)
+    print(f"\n{'work':<11}{'loop/s':>10}{'fedkd/s':>10}{'ratio':>8}  split")
+    for name in names:
+        work, rng = WORKS[name], np.random.default_rng(0)
+        images = Dataset(work.dataset, [0.0], [1.0]).load()
+        parts = [rng.permutation(part) for part in work.split(images.labels[: images.train].numpy(), rng)]
+        checksum = f"{zlib.crc32(b''.join(part.astype(np.int64).tobytes() for part in parts)):08x}"
+        of = world(images, parts, work.model, Local(epochs=1, batch_size=work.batch, lr=work.lr), how)
+        calls = [Loop(work, of).round, advancing(engine(of, FedAvg(), work.sampled))]
+        samples = sum(map(len, parts)) * work.sampled / work.clients
+        slow, fast = (samples / seconds for seconds in in_turn(calls, how.rounds or work.rounds, warm_up=2))
+        print(f"{name:<11}{slow:>10,.0f}{fast:>10,.0f}{fast / slow:>7.2f}x  {checksum}", flush=True)
+        for peer, (rate, split) in sorted(peers[name].items(), key=lambda item: -item[1][0]):
+            note = "" if split == checksum else f"  another split, {split}: not comparable"
+            print(f"  {peer:<19}{rate:>10,.0f}{fast / rate:>7.2f}x{note}")
+
+
+def growth(how: argparse.Namespace) -> None:
+    """Time of a round by clients and by width."""
+    local = Local(epochs=1, batch_size=20, lr=0.01)
+    print("\nDNN-128, 100 samples a client, batch 20: seconds a round, and for each client, by clients a round")
+    for clients in (10, 100, 1000):
+        of = world(*noise(clients, 100), DNN(), local, how)
+        (seconds,) = in_turn([advancing(engine(of, FedAvg(), clients))], how.rounds or 5)
+        print(f"{clients:>8}{seconds:>10.4f} s{1000 * seconds / clients:>10.3f} ms")
+    print("the same with 40 clients, by hidden width")
+    for width in (128, 256, 512):
+        of = world(*noise(40, 100), DNN(hidden=(width,)), local, how)
+        (seconds,) = in_turn([advancing(engine(of, FedAvg(), 40))], how.rounds or 5)
+        print(f"{width:>8}{seconds:>10.4f} s")
+
+
+# What a method's local work costs in passes over FedAvg's: forward and backward is 1, a forward alone a third.
+# With 1,000 public samples beside 40 clients of 400, a pass over the public samples is 2.5 of a client's.
+COSTS: dict[str, tuple[dict[str, object], float]] = {
+    "local": ({}, 1),
+    "fedprox": ({}, 1),
+    "scaffold": ({}, 1),
+    "fedper": ({}, 1),
+    "ditto": ({}, 2),
+    "apfl": ({}, 2),
+    "perfedavg": ({"variant": "fo"}, 2),
+    "pfedme": ({"R": 20, "K": 5}, 5),
+    "cgpfl": ({"R": 20, "S": 5}, 5),
+    "moon": ({}, 1 + 2 / 3),
+    "fedproto": ({}, 1 + 1 / 3),
+    "fedhkd": ({}, 1 + 1 / 3),
+    "fedamp": ({}, 1),
+    "hypcluster": ({"clusters": 4}, 1 + 4 / 3),
+    "fedmd": ({}, 1 + 2.5 + 2.5 / 3),
+    "ktpfl": ({}, 1 + 2.5 + 2.5 / 3),
+    "perfed_ckt": ({"public_batch_size": 20}, 2 + 2.5 * 2 / 3),
+}
+
+
+def methods(how: argparse.Namespace) -> None:
+    """Each method's round against FedAvg's, in turn."""
+    images, parts = noise(40, 400)
+    of = world(images, parts, DNN(), Local(epochs=1, batch_size=20, lr=0.01), how)
+    print("\nDNN-128, 40 clients of 400 samples, batch 20: a round's time over FedAvg's, and by the arithmetic")
+    for name, (values, expected) in COSTS.items():
+        calls = [advancing(engine(of, algorithm, 40)) for algorithm in (FedAvg(), ALGORITHMS[name](**values))]
+        one, other = in_turn(calls, how.rounds or 5)
+        print(f"{name:<12}{other / one:>7.2f}{expected:>7.2f}", flush=True)
+
+
+def persfl(how: argparse.Namespace) -> None:
+    """All students of all clients against one student a client."""
+    images, parts = noise(10, 450)
+    of = world(images, parts, DNN(hidden=(100,)), Local(epochs=1, batch_size=32, lr=0.01), how)
     one, many = PersFL(imitation=(0.5,), temperature=(5.0,)), PersFL(imitation=(0.1, 0.25, 0.5, 0.75, 1.0))
-    (net,) = world.population.nets.values()
-    fed = Federation(world, world.rounds, np.arange(GRID.clients), Ledger())
+    (net,) = of.population.nets.values()
+    fed = Federation(of, of.rounds, np.arange(10), Ledger())
     teacher = fed.down(net.init(0), "model")
-    for method in (one, many):
-        method.distil(teacher, fed)  # warm up
-    times = [[timed(lambda: method.distil(teacher, fed)) for method in (one, many)] for _ in range(rounds)]  # noqa: B023
-    short, long = (statistics.median(side) for side in zip(*times, strict=True))
-    print(f"persfl: {GRID.clients} clients x {len(many.points)} students {long:.3f} s, x 1 student {short:.3f} s: "
-          f"{long / short:.2f} times")  # fmt: skip
+    short, long = in_turn([lambda: one.distil(teacher, fed), lambda: many.distil(teacher, fed)], how.rounds or 7)
+    print("\nPersFL, stage 2, 10 clients of DNN-100")
+    print(f"{len(many.points)} students {long:.3f} s, 1 student {short:.3f} s: {long / short:.2f} times")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("works", nargs="*", default=COMPARISONS, metavar="WORK", help=f"of {', '.join(COMPARISONS)}")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("what", nargs="*", default=SECTIONS, metavar="WHAT", help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--rounds", type=int, help="measured rounds, instead of each section's own number")
     parser.add_argument("--executor", default="auto")
-    args = parser.parse_args()
-    if unknown := set(args.works) - set(COMPARISONS):
-        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(COMPARISONS)}")
-    rate = matmul_rate()
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {2 * rate / 1e9:.0f} GFLOP/s by matrix product"
-    )
-    if "persfl" in args.works:
-        grid(args.rounds, args.executor)
-    if not (works := [name for name in args.works if name in WORKS]):
-        return
-    print(f"{'work':<6}{'loop/s':>10}{'fedkd/s':>10}{'ratio':>8}{'of matmul':>11}{'overhead':>10}")
-    for name in works:
-        work = WORKS[name]
-        run = engine(work, args.executor)
-        state, loop = run.start(), Loop(work, run)
-        run.advance(state), loop.round()  # warm up
-        times = [(timed(loop.round), timed(lambda: run.advance(state))) for _ in range(args.rounds)]  # noqa: B023
-        slow, fast = (statistics.median(side) for side in zip(*times, strict=True))
-        samples = work.clients * work.samples
-        # a backward pass costs twice a forward pass, but the first layer needs no gradient of its input
-        reached = 3 * work.flops * samples / fast / rate
-        overhead = 1 - training_share(run, state, 3)
-        cells = f"{samples / slow:>10,.0f}{samples / fast:>10,.0f}{slow / fast:>7.2f}x{reached:>10.0%}{overhead:>10.1%}"
-        print(f"{name:<6}{cells}", flush=True)
+    parser.add_argument("--workers", type=int, help="threads that train clients side by side; default: one a core")
+    parser.add_argument("--against", metavar="FILE", help="other simulators' results, a JSON line each")
+    how = parser.parse_args()
+    if unknown := set(how.what) - set(SECTIONS):
+        parser.error(f"no {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    if names := [name for name in how.what if name in WORKS]:
+        speed(names, how)
+    for section in (growth, methods, persfl):
+        if section.__name__ in how.what:
+            section(how)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedkd.algorithms.base import OneModel, Setting, SharedModel, register
 from fedkd.algorithms.steps import proximal, supervised
+from fedkd.core.fit import stacks
 from fedkd.core.losses import Batch
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
@@ -70,6 +71,7 @@ class Ditto(OneModel):
         v = fed.fit(self.loss, v, w_t, epochs=self.personal_epochs)  # min h_k(v_k; w^t), from v_k
         return SharedModel(fed.up(w, "model").mean(fed.sizes)), Placed.pack(Client, v)  # AGGREGATE
 
+    @stacks
     def loss(self, net: Net, v: Params, batch: Batch, w_t: Params) -> tuple[Tensor, dict[str, Tensor]]:
         """h_k(v_k; w^t); its gradient is ∇F_k(v_k) + λ (v_k − w^t)."""
         return proximal(net, v, batch, w_t.weights, self.lambda_)

@@ -28,6 +28,7 @@ from torch import Tensor
 from fedkd.algorithms.base import CommonStart, OwnModel, Setting, SharedModel, View, register, who_from_whom
 from fedkd.algorithms.steps import proximal
 from fedkd.core import coefficients, tree
+from fedkd.core.fit import stacks
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
 from fedkd.core.tree import Params
@@ -83,7 +84,7 @@ class FedAMP(CommonStart):
         models: Params = fed.up(w, "model").stack()
         mixtures = coefficients.mix(self.attention(models.weights), models)  # U^k = W^{k−1} − α ∇A(W^{k−1})
         u = fed.down_each([tree.take(mixtures, i) for i in range(m)], "cloud model")
-        return server, Placed.pack(OwnModel, fed.fit(partial(self.loss, self.step(m)), u, u))
+        return server, Placed.pack(OwnModel, fed.fit(stacks(partial(self.loss, self.step(m))), u, u))
 
     def attention(self, models: Weights) -> Tensor:
         """ξ of these models."""

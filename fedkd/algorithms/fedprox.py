@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedkd.algorithms.base import OneModel, SharedModel, register
 from fedkd.algorithms.steps import proximal
+from fedkd.core.fit import stacks
 from fedkd.core.losses import Batch
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
@@ -44,6 +45,7 @@ class FedProx(OneModel):
         w = fed.fit(self.loss, w_t, w_t)  # w_k^{t+1} ≈ argmin h_k(w; w^t)
         return SharedModel(fed.up(w, "model").mean(fed.sizes)), own
 
+    @stacks
     def loss(self, net: Net, w: Params, batch: Batch, w_t: Params) -> tuple[Tensor, dict[str, Tensor]]:
         """h_k(w; w^t) = F_k(w) + μ/2 ‖w − w^t‖² (Eq. 2)."""
         return proximal(net, w, batch, w_t.weights, self.mu)

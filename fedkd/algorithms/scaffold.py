@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedkd.algorithms.base import Algorithm, Nets, Setting, only, plain_sgd, register
 from fedkd.algorithms.steps import supervised
+from fedkd.core.fit import stacks
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
 from fedkd.core.tree import Params, add, dot, scale, sub, zeros_like
@@ -76,6 +77,7 @@ class Scaffold(Algorithm):
         x_next = add(server.x, scale(self.server_lr, mean.model))  # l. 17
         return Server(x_next, add(server.c, scale(share, mean.control))), own
 
+    @stacks
     def loss(self, net: Net, y: Params, batch: Batch, c_i: Weights, c: Weights) -> tuple[Tensor, dict[str, Tensor]]:
         """Its gradient is g_i(y_i) − c_i + c (l. 10)."""
         f, stats = supervised(net, y, batch)

@@ -5,19 +5,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedkd.core.fit import Slope
+from fedkd.core.fit import Slope, stacks, written_out
 from fedkd.core.losses import Batch, cross_entropy
 from fedkd.core.optim import Weights
 from fedkd.core.tree import Params, Rows, lerp, squared_distance, sub
+from fedkd.models.dense import cross_entropy_slopes
 from fedkd.models.net import Net
 
 
+def supervised_slopes(net: Net, w: Params, batch: Batch) -> Weights | None:
+    return None if net.dense is None else cross_entropy_slopes(net.dense, w.weights, batch)
+
+
+@written_out(supervised_slopes)
+@stacks
 def supervised(net: Net, w: Params, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy on the client's labels: F_k(w)."""
     out = net.forward(w, batch.x)
     return cross_entropy(out.logits, batch), out.stats
 
 
+@stacks
 def proximal(net: Net, w: Params, batch: Batch, centre: Weights, strength: float) -> tuple[Tensor, dict[str, Tensor]]:
     """F_k(w) + strength/2 ‖w − centre‖²: training on the client's labels, pulled towards another model."""
     f, stats = supervised(net, w, batch)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ State = tree.Tree
 class Optimizer(Protocol):
     """`update` may write its results where `weights`, `gradient` and `state` were."""
 
+    stacks: ClassVar[bool]  # whether `update` reads the same for several clients, stacked
+
     def init(self, weights: Weights) -> State: ...
     def update(self, weights: Weights, gradient: Weights, state: State) -> tuple[Weights, State]: ...
 
@@ -23,6 +25,8 @@ class Optimizer(Protocol):
 @dataclass(frozen=True)
 class SGD:
     """w ← w − lr·v with v ← momentum·v + g + weight_decay·w, as torch.optim.SGD."""
+
+    stacks: ClassVar[bool] = True
 
     lr: float
     momentum: float = 0.0
@@ -51,6 +55,8 @@ class Moments(NamedTuple):
 class Adam:
     """torch.optim.Adam with its default β = (0.9, 0.999) and ε = 1e-8; weight decay is added to the gradient."""
 
+    stacks: ClassVar[bool] = False
+
     lr: float
     weight_decay: float = 0.0
 
@@ -72,6 +78,8 @@ class Adam:
 @dataclass(frozen=True)
 class Clipped:
     """An optimiser whose gradients are first shortened to a length of at most `norm`, all weights taken together."""
+
+    stacks: ClassVar[bool] = False
 
     optimizer: Optimizer
     norm: float

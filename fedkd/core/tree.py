@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,6 +101,15 @@ def stack(trees: Sequence[T]) -> T:
 def take(tree: T, index: int | slice | Tensor) -> T:
     """Rows of a stacked tree."""
     return map(lambda leaf: leaf[index], tree)
+
+
+def rows(tree: T, places: np.ndarray) -> T:
+    """The rows of a stacked tree at some places; nothing is copied where they lie side by side."""
+    first = int(places[0])
+    if (places == np.arange(first, first + len(places))).all():
+        return take(tree, slice(first, first + len(places)))
+    at = torch.from_numpy(places)
+    return map(lambda leaf: leaf.index_select(0, at.to(leaf.device)), tree)
 
 
 def pick(tree: T, at: Tensor) -> T:

@@ -13,6 +13,7 @@ import torch
 from fedkd.core.losses import Batch
 from fedkd.data.datasets import Images
 
+FETCHED = 2 * 2**20  # bytes of images that are fetched at once, unless one step needs more
 Order = Callable[[int, int], np.ndarray]  # (client's place, number of its samples) -> one shuffled pass over them
 
 
@@ -31,10 +32,11 @@ class Walk(NamedTuple):
 
 
 class Stream:
-    """A walk through images, on their device."""
+    """A walk through images, on their device; the images of several small steps are fetched at once."""
 
     def __init__(self, images: Images, walk: Walk, *, mean: bool) -> None:
         self.images, self.walk, self.mean = images, walk, mean
+        self._fetched, self._from, self._to = Batch(*[torch.empty(0)] * 4), 0, 0  # batches _from to _to of the walk
         device = images.pixels.device
         real = np.arange(walk.rows.shape[1]) < walk.sizes[:, None]
         weight = real / np.maximum(walk.sizes, 1)[:, None] if mean else real
@@ -43,7 +45,14 @@ class Stream:
 
     def step(self, t: int) -> Batch:
         """The batches of every busy client at step t, stacked."""
-        return self._batch(slice(int(self.walk.start[t]), int(self.walk.start[t + 1])))
+        start = self.walk.start
+        first, end = int(start[t]), int(start[t + 1])
+        if not self._from <= first < end <= self._to:
+            some = FETCHED // (self.walk.rows.shape[1] * self.images.pixels[0].numel() * 4)
+            self._from, self._to = first, max(end, int(start[np.searchsorted(start, first + some, side="right") - 1]))
+            self._fetched = self._batch(slice(self._from, self._to))
+        here = slice(first - self._from, end - self._from)
+        return Batch(*(part[here] for part in self._fetched))
 
     def one(self, t: int, rank: int) -> Batch:
         """The batch of one client at step t, without padding."""
@@ -59,7 +68,8 @@ class Stream:
 
     def _batch(self, at: slice | tuple[int, slice]) -> Batch:
         rows = self._rows[at]
-        return Batch(self.images.batch(rows), self.images.labels[rows], self._weight[at], rows)
+        labels = self.images.labels.index_select(0, rows.view(-1)).view(rows.shape)
+        return Batch(self.images.batch(rows), labels, self._weight[at], rows)
 
 
 def epochs(shards: Sequence[np.ndarray], count: int, batch_size: int | None, order: Order) -> Walk:

@@ -1,8 +1,8 @@
 """The federation of one round: an algorithm's only window on the world."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from fedkd.federation.executors import Executor
 from fedkd.federation.ledger import Ledger, Row
 from fedkd.federation.placed import Placed, Received
 from fedkd.federation.population import Population, Shards
+from fedkd.federation.workers import Workers
 from fedkd.models.net import Net
 
 Run = Callable[[Executor, Net, np.ndarray, Sequence[Tree]], Tree]  # at some clients of one architecture
@@ -39,6 +40,7 @@ class World:
     rounds: int
     seed: int
     public: Public
+    workers: Workers = field(default_factory=lambda: Workers(1))
 
 
 class Federation:
@@ -148,7 +150,8 @@ class Federation:
         local = replace(self.local, **_pace(pace))  # type: ignore[arg-type]
 
         def scan(executor: Executor, net: Net, who: np.ndarray, own: Sequence[Tree]) -> Tree:
-            return executor.scan(net, step, own[0], self._streams(who, local, over, draws, beside), own[1:])
+            start = _copy(own[0]) if getattr(step, "in_place", False) else own[0]
+            return executor.scan(net, step, start, self._streams(who, local, over, draws, beside), own[1:])
 
         trained = self._lift(scan, (carry, *values))
         self._check_finite(trained)
@@ -172,7 +175,7 @@ class Federation:
         if clip is not None:
             optimizer = Clipped(optimizer, clip)
         start: Placed[Fit] = Placed(
-            {arch: Fit(_copy(w), torch.vmap(optimizer.init)(w.weights)) for arch, w in model._stacks.items()}
+            {arch: Fit(w, torch.vmap(optimizer.init)(w.weights)) for arch, w in model._stacks.items()}
         )
         trained, _ = self.train(Descent(loss, optimizer), start, *values, **how)
         return trained
@@ -234,17 +237,20 @@ class Federation:
         return replace(public, pixels=public.pixels[at], labels=public.labels[at])
 
     def _lift(self, run: Run, values: Sequence[Placed[Any]]) -> Placed[Any]:
-        """Run at the clients of each architecture, so many together as its executor likes."""
+        """Run at the clients of each architecture: some together, as its executor likes, and these side by side."""
         device = self._world.population.images.pixels.device
-        stacks = {}
+        workers = self._world.workers if len(self.cohort) > 1 else Workers(1)
+        jobs, shares = [], {}
         for arch, places in self._groups.items():
             executor, net = self._world.executors[arch], self.nets[arch]
             own = [value._stacks[arch] for value in values]
-            size = executor.together(max(4 * net.params, _bytes(own) // len(places)), device) or len(places)
-            chunks = [slice(start, start + size) for start in range(0, len(places), size)]
-            parts = [run(executor, net, self.cohort[places[chunk]], tree.take(own, chunk)) for chunk in chunks]
-            stacks[arch] = tree.concatenate(parts)
-        return Placed(stacks)
+            size = max(4 * net.params, _bytes(own) // len(places))
+            count = executor.shares(len(places), size, device, workers.count)
+            shares[arch] = _deal(self.sizes[places], count)
+            for share in shares[arch]:
+                jobs.append(partial(_run, run, executor, net, self.cohort[places], own, share))
+        done = iter(workers.run(jobs))
+        return Placed({arch: _gather([next(done) for _ in dealt], dealt) for arch, dealt in shares.items()})
 
     def _steps(self, size: int, local: Local) -> int:
         if local.steps is not None:
@@ -280,12 +286,11 @@ class Federation:
     def _check_finite(self, trained: Placed[Any]) -> None:
         bad: list[int] = []
         for arch, places in self._groups.items():
-            finite = torch.ones(len(places), dtype=torch.bool)
-            for leaf in tree.leaves(trained._stacks[arch]):
-                if leaf.is_floating_point() and leaf.numel():
-                    finite = finite.to(leaf.device) & leaf.reshape(len(places), -1).sum(1).isfinite()
-            if not tree.is_fake(finite):
-                bad += self.cohort[places][~finite.cpu().numpy()].tolist()
+            numbers = [leaf for leaf in tree.leaves(trained._stacks[arch]) if leaf.is_floating_point() and leaf.numel()]
+            if not numbers or tree.is_fake(numbers[0]):
+                continue
+            total = torch.stack([leaf.reshape(len(places), -1).sum(1) for leaf in numbers]).sum(0)
+            bad += self.cohort[places][~total.isfinite().cpu().numpy()].tolist()
         if bad:
             raise Diverged(sorted(bad), self.round, self.lr)
 
@@ -294,6 +299,23 @@ def _pace(pace: dict[str, int | None]) -> dict[str, int | None]:
     """What is given; asking for epochs overrules the config's steps."""
     given = {key: value for key, value in pace.items() if value is not None or key == "batch_size"}
     return {"steps": None, **given} if "epochs" in given else given
+
+
+def _deal(sizes: np.ndarray, count: int) -> list[np.ndarray]:
+    """The places of the clients in `count` shares of about the same number of samples, larger clients first."""
+    if (sizes == sizes[0]).all():  # neighbours, whose values need not be copied
+        return np.array_split(np.arange(len(sizes)), count)
+    largest_first = np.argsort(-sizes, kind="stable")
+    return [largest_first[start::count] for start in range(count)]
+
+
+def _run(run: Run, executor: Executor, net: Net, clients: np.ndarray, own: Sequence[Tree], share: np.ndarray) -> Tree:
+    return run(executor, net, clients[share], tree.rows(own, share))
+
+
+def _gather(parts: Sequence[Tree], shares: Sequence[np.ndarray]) -> Tree:
+    """What the shares came to, in the clients' order."""
+    return tree.rows(tree.concatenate(parts), np.argsort(np.concatenate(shares)))
 
 
 def _bytes(own: Sequence[Tree]) -> int:

@@ -1,6 +1,7 @@
 """Small convolutional networks: convolutions with ReLU and a 2x2 max-pool after each, then hidden layers.
 
-One shape of network; each paper's is its numbers.
+One shape of network; each paper's is its numbers. The pool stands before the ReLU: max and ReLU commute, gradients and
+all, and so the ReLU has a quarter of the work.
 """
 
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class CNN(Architecture):
         convolutions = [
             layer
             for a, b in pairwise(channels)
-            for layer in (nn.Conv2d(a, b, self.kernel, padding=self.padding), nn.ReLU(), nn.MaxPool2d(2))
+            for layer in (nn.Conv2d(a, b, self.kernel, padding=self.padding), nn.MaxPool2d(2), nn.ReLU())
         ]
         widths = (channels[-1] * height * width, *self.hidden)
         features = nn.Sequential(*convolutions, nn.Flatten(), *hidden_layers(widths))

@@ -1,20 +1,23 @@
 """An architecture as pure functions of its parameters: init, forward, predict, features, stage, head."""
 
+import copy
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedkd.core import tree
 from fedkd.core.errors import ConfigError, unknown
 from fedkd.core.registry import Registry
 from fedkd.core.tree import Params
+from fedkd.models import dense
 
 Shape = tuple[int, int, int]  # channels, height, width
 INITS = ("default", "zeros")
@@ -84,16 +87,66 @@ class Split(nn.Module):
 
 
 class Linear(nn.Linear):
-    """The same map, written so that the gradients of stacked weights lie in memory as the weights do.
+    """The same map, also for several clients' weights, [clients, out, in], on samples [clients, batch, in].
 
-    Those of nn.Linear lie transposed, and an update across the two layouts takes longer than the matrix products.
+    It is written so that the gradients of stacked weights, by vmap or not, lie in memory as the weights do: those of
+    nn.Linear lie transposed, and an update across the two layouts takes longer than the matrix products.
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dim() == 3:
+            y = self.weight @ x.mT if self.bias is None else torch.baddbmm(self.bias.unsqueeze(-1), self.weight, x.mT)
+            return y.mT
         if peek_interpreter_stack() is None:  # not under vmap
             return super().forward(x)
         y = self.weight @ x.mT
         return (y if self.bias is None else y + self.bias.unsqueeze(-1)).mT
+
+
+class Flatten(nn.Flatten):
+    """The same, also for several clients' images, [clients, batch, C, H, W]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(-3) if x.dim() > 3 else super().forward(x)
+
+
+# layers that work on several clients' samples, with a first axis over clients, as on one client's
+STACKING = (Split, nn.Sequential, nn.Identity, Linear, Flatten, nn.ReLU, nn.Tanh, nn.Sigmoid)
+
+
+class Layers(threading.local):
+    """A network's layers without parameters, a set for every thread: whoever runs them lends them parameters."""
+
+    def __init__(self, module: Split) -> None:
+        empty = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}  # not copied
+        modules = [copy.deepcopy(module, dict(empty)) for _ in range(2)]
+        self.training, self.predicting = Lent(modules[0].train()), Lent(modules[1].eval())
+
+
+class Lent:
+    """A module that runs with lent parameters and keeps none; torch.func.functional_call, without its overhead."""
+
+    def __init__(self, module: Split) -> None:
+        self.module = module
+        self.slots = [
+            (holder, key, f"{path}.{key}".lstrip("."), empty)
+            for path, part in module.named_modules()
+            for holder in (part._parameters, part._buffers)
+            for key, empty in holder.items()
+            if empty is not None
+        ]
+
+    @contextmanager
+    def having(self, state: Mapping[str, Tensor]) -> Iterator[Split]:
+        """The module with parameters and statistics by their names; those not given are not there."""
+        try:
+            for holder, key, name, _ in self.slots:
+                if name in state:
+                    holder[key] = state[name]
+            yield self.module
+        finally:
+            for holder, key, _, empty in self.slots:
+                holder[key] = empty
 
 
 @dataclass(frozen=True)
@@ -160,8 +213,9 @@ class Net:
             raise ConfigError(problems)
         try:
             with torch.device("meta"):
-                self._training, self._predicting = self._build().train(), self._build().eval()
-            seen: Pass = functional_call(self._predicting, self._nothing(), (torch.zeros(2, *shape),))
+                self._layers = Layers(self._build())
+            with self._layers.predicting.having(self._nothing()) as module:
+                seen: Pass = module(torch.zeros(2, *shape))
         except (RuntimeError, ValueError, IndexError) as error:
             raise ConfigError(
                 f"model={self.name} does not fit images of {_size(shape)}: {str(error).splitlines()[0]}\n"
@@ -169,16 +223,20 @@ class Net:
             ) from error
         if (given := tuple(seen.logits.shape)) != (2, classes):
             raise ConfigError(f"model={self.name} gives outputs of shape {given} for 2 images; must be (2, {classes}).")
+        module = self._layers.training.module
         self.feature_size = seen.features[0].numel()
-        self.weights = {name: p.shape for name, p in self._training.named_parameters()}
+        self.weights = {name: p.shape for name, p in module.named_parameters()}
         self.params = sum(shape.numel() for shape in self.weights.values())
-        self.stats = {name: b.shape for name, b in self._training.named_buffers()}
-        self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in self._training.modules())
-        self.batch_statistics = any(isinstance(m, _NormBase) for m in self._training.modules())
+        self.stats = {name: b.shape for name, b in module.named_buffers()}
+        self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
+        self.batch_statistics = any(isinstance(m, _NormBase) for m in module.modules())
+        self.stacks = all(type(m) in STACKING for m in module.modules())  # `forward` takes several clients at once
+        plain = module.projection is None
+        self.dense = dense.linear_layers(module.features, module.head) if plain else None  # all of its layers, if so
         # layers that hold parameters, first to last
         self.layers = list(dict.fromkeys(name.rpartition(".")[0] for name in self.weights))
         # layers that read the last stage's inner channels, and how many there are: what the layer before each puts out
-        inner = [f"features.{name}" for name in self._training.inner]
+        inner = [f"features.{name}" for name in module.inner]
         self.inner = {name: self.weights[f"{self._before(name)}.weight"][0] for name in inner}
 
     def _build(self) -> Split:
@@ -189,6 +247,8 @@ class Net:
         for layer in module.modules():
             if type(layer) is nn.Linear:
                 layer.__class__ = Linear
+            if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+                layer.__class__ = Flatten
             if isinstance(layer, _NormBase):
                 layer.num_batches_tracked = None  # only needed without a momentum, and an integer cannot be averaged
         return module
@@ -201,8 +261,8 @@ class Net:
 
         With them a pass finds the shapes; on meta tensors it would first import torch's compiler, for five seconds.
         """
-        held = (*self._predicting.named_parameters(), *self._predicting.named_buffers())
-        return {name: torch.zeros((), dtype=value.dtype).expand(value.shape) for name, value in held}
+        slots = self._layers.predicting.slots
+        return {name: torch.zeros((), dtype=empty.dtype).expand(empty.shape) for _, _, name, empty in slots}
 
     def init(self, seed: int) -> Params:
         """Fresh parameters, a function of the seed alone."""
@@ -215,14 +275,18 @@ class Net:
         return Params(weights, {name: b.detach() for name, b in module.named_buffers()})
 
     def forward(self, model: Params, x: Tensor) -> Output:
-        """A training pass: batch statistics are used, and the running ones updated in the output."""
+        """A training pass: batch statistics are used, and the running ones updated in the output.
+
+        Where the net `stacks`, the model and the images may be those of several clients.
+        """
         stats = {name: value.clone() for name, value in model.stats.items()}
-        seen: Pass = functional_call(self._in_training(x), {**model.weights, **stats}, (x,))
+        with self._in_training(x).having({**model.weights, **stats}) as module:
+            seen: Pass = module(x)
         return Output(*seen, stats)
 
-    def _in_training(self, x: Tensor) -> Split:
+    def _in_training(self, x: Tensor) -> Lent:
         alone = self.batch_statistics and len(x) == 1  # one sample has no variance: the running statistics serve
-        return self._predicting if alone else self._training
+        return self._layers.predicting if alone else self._layers.training
 
     def predict(self, model: Params, x: Tensor) -> Tensor:
         """Logits, by the running statistics."""
@@ -234,15 +298,15 @@ class Net:
 
     def head(self, model: Params, features: Tensor) -> Tensor:
         """Logits of given features."""
-        of_head = {name.removeprefix("head."): w for name, w in model.weights.items() if name.startswith("head.")}
-        return functional_call(self._predicting.head, of_head, (features,))  # type: ignore[no-any-return]
+        with self._layers.predicting.having(model.weights) as module:
+            return module.head(features)  # type: ignore[no-any-return]
 
     def stage(self, model: Params, stage_in: Tensor) -> Tensor:
         """What the last stage makes of its input in a training pass; the running statistics after it are not kept."""
-        _, stage, _ = self._in_training(stage_in).parts
-        state = {name: model.weights[f"features.{name}"] for name, _ in stage.named_parameters()}
-        stats = {name: model.stats[f"features.{name}"].clone() for name, _ in stage.named_buffers()}
-        return functional_call(stage, {**state, **stats}, (stage_in,))  # type: ignore[no-any-return]
+        stats = {name: value.clone() for name, value in model.stats.items()}
+        with self._in_training(stage_in).having({**model.weights, **stats}) as module:
+            _, stage, _ = module.parts
+            return stage(stage_in)  # type: ignore[no-any-return]
 
     def narrow(self, model: Params, width: float) -> Params:
         """The model whose last stage has only the first `width` of its inner channels; its input and output stay.
@@ -259,10 +323,8 @@ class Net:
         return Params(weights, model.stats)
 
     def _chunked(self, model: Params, x: Tensor, output: int) -> Tensor:
-        state = {**model.weights, **model.stats}
-        parts: list[Tensor] = [
-            functional_call(self._predicting, state, (part,))[output] for part in torch.split(x, CHUNK)
-        ]
+        with self._layers.predicting.having({**model.weights, **model.stats}) as module:
+            parts: list[Tensor] = [module(part)[output] for part in torch.split(x, CHUNK)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def split(self, model: Params, last: int) -> tuple[Params, Params]:

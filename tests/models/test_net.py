@@ -282,7 +282,7 @@ def test_a_module_that_fails_on_the_image_size_is_refused_in_a_sentence() -> Non
 def test_a_net_holds_no_memory() -> None:
     nets = [VGG11().net((3, 32, 32), 10) for _ in range(5)]
     for net in nets:
-        for module in (net._training, net._predicting):
+        for module in (net._layers.training.module, net._layers.predicting.module):
             assert all(value.is_meta for value in (*module.parameters(), *module.buffers()))
 
 

@@ -173,7 +173,7 @@ def test_the_features_are_torchvisions(name: str) -> None:
 @pytest.mark.parametrize("name", ZOO)
 def test_no_model_has_dropout_and_a_pass_leaves_the_images_alone(name: str) -> None:
     net = net_of(name)
-    assert not any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in net._training.modules())
+    assert not any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in net._layers.training.module.modules())
     x = torch.randn(2, *CIFAR, generator=torch.Generator().manual_seed(0))
     before = x.clone()
     assert torch.isfinite(net.forward(net.init(0), x).logits).all()

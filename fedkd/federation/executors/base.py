@@ -27,9 +27,9 @@ class Executor(ABC):
     ) -> Tree:
         """carry <- step(net, carry, *batches, *values) along every client's walk; the streams walk in step."""
 
-    def together(self, size: int, device: torch.device) -> int | None:
-        """How many clients, with `size` bytes each to work on, to run at once; None: all."""
-        return None
+    @abstractmethod
+    def shares(self, clients: int, size: int, device: torch.device, workers: int) -> int:
+        """Into how many shares to deal clients with `size` bytes each to work on; a share is run at once."""
 
     def precision(self, device: torch.device) -> AbstractContextManager[object]:
         """Entered anew for every step: autocast keeps a copy of each weight until it is left."""

@@ -14,6 +14,9 @@ from fedkd.models.net import Net
 class Serial(Executor):
     """The plain loop; the fastest way to train convolutions on a CPU, where their weights lie channels last."""
 
+    def shares(self, clients: int, size: int, device: torch.device, workers: int) -> int:
+        return clients if workers > 1 else 1
+
     @torch.no_grad()
     def each(self, net: Net, fn: Callable[..., Tree], values: Sequence[Tree], clients: int) -> Tree:
         return tree.stack([fn(net, *tree.take(tuple(values), i)) for i in range(clients)])

@@ -13,7 +13,8 @@ from fedkd.data.batches import Stream
 from fedkd.federation.executors.base import Executor
 from fedkd.models.net import Net
 
-CACHE = 16 * 2**20  # bytes of models that are stepped together on a CPU
+CACHE = 4 * 2**20  # bytes of models that a worker steps together on a CPU
+ALONE = 1 * 2**20  # bytes of models that are worth a worker of their own
 
 
 class Vmapped(Executor):
@@ -26,10 +27,12 @@ class Vmapped(Executor):
         super().__init__(dtype)
         self.chunk = chunk
 
-    def together(self, size: int, device: torch.device) -> int | None:
+    def shares(self, clients: int, size: int, device: torch.device, workers: int) -> int:
         if self.chunk is not None or device.type != "cpu":
-            return self.chunk
-        return max(1, CACHE // size)
+            return -(-clients // (self.chunk or clients))
+        busy = max(1, min(workers, clients, clients * size // ALONE))
+        rounds = -(-clients * size // (busy * CACHE))  # in which all workers are busy
+        return min(clients, busy * rounds)
 
     @torch.no_grad()
     def each(self, net: Net, fn: Callable[..., Tree], values: Sequence[Tree], clients: int) -> Tree:
@@ -45,8 +48,8 @@ class Vmapped(Executor):
         lifted = partial(step.together, net) if hasattr(step, "together") else torch.vmap(partial(step, net))
         # running statistics must not see padding: there, batches of unequal sizes are stepped separately
         apart = net.batch_statistics and streams[0].mean
-        order = torch.from_numpy(walk.order).to(streams[0].images.pixels.device)
-        carry, value = tree.take((carry, tuple(values)), order)
+        device = streams[0].images.pixels.device
+        carry, value = tree.rows((carry, tuple(values)), walk.order)
         finished: list[Tree] = []
         busy = len(walk.order)
         for t, alive in enumerate(walk.alive.tolist()):
@@ -54,14 +57,14 @@ class Vmapped(Executor):
                 finished.append(tree.take(carry, slice(alive, busy)))
                 carry, value = tree.take((carry, value), slice(alive))
                 busy = alive
-            with self.precision(order.device):
+            with self.precision(device):
                 batches = [stream.step(t) for stream in streams]
                 if apart:
                     carry = _by_size(lifted, carry, batches, value, [_sizes(stream, t) for stream in streams])
                 else:
                     carry = lifted(carry, *batches, *value)
         carry = tree.concatenate([carry, *reversed(finished)])
-        return tree.take(carry, torch.argsort(order))
+        return tree.rows(carry, np.argsort(walk.order))
 
 
 def _sizes(stream: Stream, t: int) -> np.ndarray:
