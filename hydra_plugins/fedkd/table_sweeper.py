@@ -3,7 +3,6 @@
 Hydra imports this file whenever any application of it starts, so it imports next to nothing.
 """
 
-import signal
 import sys
 from dataclasses import dataclass
 
@@ -37,6 +36,8 @@ class TableSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run what is missing and report; the command ends with 1 if a run failed, with 2 if what is asked is wrong."""
+        import signal
+
         from fedkd.core.errors import FedkdError, Incomplete
         from hydra_plugins.fedkd._table import TableSweep
 
