@@ -52,12 +52,12 @@ def plan(parts: build.Parts, config: build.Config, data: build.Data) -> dict[str
 
 
 def models(algorithm: Algorithm, population: Population) -> dict[str, Any]:
-    """The clients' models, and how many of them a client holds while it trains."""
+    """The clients' models, and the numbers a client holds while it trains one."""
     found = {
-        name: {"params": net.params, "clients": int((population.member == i).sum())}
+        name: {"params": net.params, "held": algorithm.held(net), "clients": int((population.member == i).sum())}
         for i, (name, net) in enumerate(population.nets.items())
     }
-    return {"models": found, "models_held": algorithm.models_held}
+    return {"models": found}
 
 
 def _walk(parts: build.Parts, world: World) -> tuple[Ledger, int, int]:

@@ -21,13 +21,17 @@ UNITS = {
 
 @dataclass
 class Line:
-    """A row or a column: its title, what it sets, and how its numbers are measured where that is its own affair."""
+    """A row or a column: its title, what it sets, and how its numbers are measured where that is its own affair.
+
+    `scales`, of a row: a scale's name -> what shrinks this row further.
+    """
 
     title: str = "???"
     overrides: list[str] = field(default_factory=list)
     metric: str | None = None
     pick: str | None = None
     unit: str | None = None
+    scales: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Cell(NamedTuple):
@@ -112,6 +116,7 @@ class PaperTable:
             "table.rows": (self.rows or (), self.row),
             "table.columns": (self.columns or (), self.column),
             "table.scale": ((self.scale,), (PAPER, *self.scales)),
+            **{f"table.row.{name}.scales": (row.scales, self.scales) for name, row in self.row.items()},
             **{f"table.{key}": (part, self.row) for key, part in self._by_row.items()},
             **{f"table.{key}.{row}": (line, self.column)
                for key, part in self._by_row.items() for row, line in part.items()},
@@ -139,9 +144,11 @@ class PaperTable:
         return [cell for cell in self.cells if cell.row in rows and cell.column in columns]
 
     def overrides(self, cell: Cell) -> tuple[str, ...]:
-        """What tells a cell's run from the others'."""
+        """What makes a cell's run: its column, its row, itself, then the scale, for all and for the row."""
+        column, row = self.column[cell.column], self.row[cell.row]
         own = self.cell.get(cell.row, {}).get(cell.column, [])
-        return (*self.column[cell.column].overrides, *self.row[cell.row].overrides, *own)
+        shrunk = (line for scales in (self.scales, row.scales) for line in scales.get(self.scale, []))
+        return (*column.overrides, *row.overrides, *own, *shrunk)
 
     @cached_property
     def homes(self) -> dict[Cell, Cell]:
@@ -155,7 +162,7 @@ class PaperTable:
     def job(self, cell: Cell, seed: int) -> Job:
         """The run behind a cell."""
         home = self.homes[cell]
-        return Job(home, seed, (*self.overrides(home), *self.scales.get(self.scale, ())))
+        return Job(home, seed, self.overrides(home))
 
     def jobs(self) -> list[Job]:
         """The runs behind the chosen cells, each once; seed by seed, so that a whole table is there early."""

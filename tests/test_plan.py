@@ -89,9 +89,9 @@ def test_a_plan_tells_clients_data_models_and_memory(tmp_path, capsys):
     assert told["public"] == 37
     # 8·8 pixels, 10 classes. mlr 64·10+10; dnn 64·128+128 + 128·10+10; small_cnn 9·16+16 + 9·16·32+32 + 128·10+10
     assert told["models"] == {
-        "mlr": {"params": 650, "clients": 3},
-        "dnn": {"params": 9610, "clients": 2},
-        "small_cnn": {"params": 6090, "clients": 2},
+        "mlr": {"params": 650, "held": 650, "clients": 3},
+        "dnn": {"params": 9610, "held": 9610, "clients": 2},
+        "small_cnn": {"params": 6090, "held": 6090, "clients": 2},
     }
     assert all(size > 0 for size in told["memory"].values())
 

@@ -1,5 +1,7 @@
 """What a table's definition makes of its rows and columns."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedkd.core.errors import DataError
@@ -36,6 +38,16 @@ def test_the_overrides_of_a_cell_are_those_of_its_column_its_row_itself_and_the_
     jobs = {job.folder: job.overrides for job in whole.jobs()}
     assert jobs["fedavg/ds1/seed=0"] == ("partition=ds1", "local.lr=0.1", "algorithm=fedavg", "rounds=7", "rounds=2")
     assert jobs["fedavg/iid/seed=0"] == ("partition=iid", "algorithm=fedavg", "rounds=2")
+
+
+def test_a_scale_can_shrink_a_row_further_which_then_has_a_run_of_its_own():
+    whole = table(scales={"smoke": ["rounds=2"]})
+    whole.row["ditto_pm"].scales["smoke"] = ["rounds=1"]
+    assert "ditto_pm/iid/seed=0" not in folders(whole)
+    whole = replace(whole, scale="smoke")
+    jobs = {job.folder: job.overrides for job in whole.jobs()}
+    assert jobs["ditto_gm/iid/seed=0"] == ("partition=iid", "algorithm=ditto", "rounds=2")
+    assert jobs["ditto_pm/iid/seed=0"] == ("partition=iid", "algorithm=ditto", "rounds=2", "rounds=1")
 
 
 def test_a_cell_of_its_own_overrides_has_a_run_of_its_own():
@@ -87,12 +99,13 @@ def test_names_that_do_not_exist_are_told_together_with_the_near_ones():
         paper={"dito_pm": {}, "fedavg": {"ds2": 1.0}},
         cell={"fedavg": {"iit": []}},
     )
+    wrong.row["fedavg"].scales["smkoe"] = []
     told = "\n".join(wrong.problems())
     for typo, meant in {"fedavgg": "fedavg", "iidd": "iid", "smok": "smoke", "lats": "last", "percnt": "percent",
-                        "dito_pm": "ditto_pm", "ds2": "ds1", "iit": "iid"}.items():  # fmt: skip
+                        "dito_pm": "ditto_pm", "ds2": "ds1", "iit": "iid", "smkoe": "smoke"}.items():  # fmt: skip
         assert f"={typo} does not exist. Did you mean {meant}" in told
     assert "table.seeds=[] leaves nothing to run" in told
-    assert len(wrong.problems()) == 9
+    assert len(wrong.problems()) == 10
     assert table(rows=["fedavg"], columns=["ds1"], scale="paper").problems() == []
 
 

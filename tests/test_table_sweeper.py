@@ -109,7 +109,7 @@ def started(monkeypatch):
 def test_a_table_is_run_and_stands_beside_the_paper(fedkd, tmp_path, capsys):
     assert fedkd() == 0
     told = capsys.readouterr().out
-    assert "tiny/one: 6 cells, 2 runs, in outputs/tables/tiny/one/paper" in told
+    assert "tiny/one: 6 cells, in outputs/tables/tiny/one/paper\n2 runs\n" in told
     assert sorted(str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("summary.json")) == sorted(RUNS)
     cells = {(row["row"], row["column"]): row for row in table(FOLDER / "table.csv")}
     gm, pm, local = (summary(FOLDER / f"{row}/iid/seed=0") for row in ("fedprox_gm", "fedprox_gm", "local"))
@@ -201,6 +201,15 @@ def test_an_interrupted_run_goes_on_where_it_was(fedkd, capsys):
     assert rounds == [1, 2, 2]
     assert fedkd(*chosen, "hydra.sweep.dir=whole") == 0
     assert record(run) == record(Path("whole/fedprox_gm/iid/seed=0"))
+
+
+def test_ctrl_c_while_the_cells_are_composed_ends_in_one_line_after_the_first(fedkd, capsys):
+    with patch("hydra_plugins.fedkd._table.plain", side_effect=KeyboardInterrupt):
+        assert fedkd() == 128 + signal.SIGINT
+    told, errors = capsys.readouterr()
+    where = "tiny/one: 6 cells, in outputs/tables/tiny/one/paper"
+    assert told.splitlines() == [where, "interrupted; the same command goes on from here"]
+    assert errors == ""
 
 
 # What goes wrong

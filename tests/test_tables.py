@@ -1,6 +1,7 @@
 """The presets of the papers' tables: what is printed is in them, once and right, and every cell is a run."""
 
 import math
+from dataclasses import replace
 from functools import cache
 from itertools import islice, zip_longest
 from statistics import fmean, pstdev, stdev
@@ -200,8 +201,7 @@ def table_of(name):
 
 def config_of(name, cell, scale, *more):
     """The config of a cell's run. Hydra composes what is chosen from groups; single values are merged in: faster."""
-    table = table_of(name)
-    overrides = [*table.overrides(cell), *table.scales.get(scale, ()), *more]
+    overrides = [*replace(table_of(name), scale=scale).overrides(cell), *more]
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     chosen = dict(override.split("=", 1) for override in overrides if override.partition("=")[0] in groups)
     values = [override for override in overrides if override.partition("=")[0] not in groups]
@@ -356,3 +356,11 @@ def test_fedhkds_parameters_come_out_of_a_dry_run_to_the_printed_digits(row, dat
     one = Outcome(tmp_path).number("params/model") / 1e6
     held = round(measured / one)
     assert math.floor(1000 * one) * held == round(1000 * printed("fedhkd/table1")[row][f"{dataset}_params"])
+
+
+@SHAPES_ONLY
+@pytest.mark.parametrize("dataset", ["cifar10", pytest.param("cifar100", marks=pytest.mark.slow)])
+def test_fedgens_parameters_on_cifar_are_a_model_and_the_generator(dataset, images, tmp_path, capsys):
+    file = images[100 if dataset == "cifar100" else 10]
+    measured = planned("fedhkd/table1", Cell("fedgen", f"{dataset}_params"), file, tmp_path)
+    assert math.floor(1000 * measured) == round(1000 * printed("fedhkd/table1")["fedgen"][f"{dataset}_params"])

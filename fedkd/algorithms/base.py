@@ -50,7 +50,7 @@ class Algorithm(ABC):
     one_architecture: ClassVar[bool] = True  # averaging whole parameters needs one
     one_feature_size: ClassVar[bool] = False  # representations are shared; as many numbers in every architecture
     public_data: ClassVar[bool] = False
-    models_held: ClassVar[int] = 1  # in a client's memory while it trains: FedHKD's column "Params (M)"
+    models_held: ClassVar[int] = 1  # of its size, in a client's memory while it trains
     sent_by_data: ClassVar[bool] = False  # how much is sent depends on the data: a dry run estimates it
     sent_by_round: ClassVar[bool] = False  # ... on the round, by a coin or its number: a dry run walks through all
     everyone: ClassVar[bool] = False  # every client takes part in every round, whatever `participation` says
@@ -58,6 +58,10 @@ class Algorithm(ABC):
     def problems(self, setting: Setting) -> list[str]:
         """What of this setting the method cannot work with, as sentences."""
         return []
+
+    def held(self, net: Net) -> int:
+        """Numbers in a client's memory while it trains: FedHKD's column "Params (M)"."""
+        return self.models_held * net.params
 
     @abstractmethod
     def init_server(self, nets: Nets, seed: int) -> Any: ...

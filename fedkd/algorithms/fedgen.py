@@ -115,6 +115,9 @@ class FedGen(Algorithm):
     def generator(self, net: Net) -> Net:
         return generator(self.noise + net.classes, self.hidden, net.feature_size)
 
+    def held(self, net: Net) -> int:
+        return super().held(net) + self.generator(net).params
+
     def init_server(self, nets: Nets, seed: int) -> Server:
         net = only(nets)
         return Server(net.init(seed), self.generator(net).init(derive(seed, "generator")))

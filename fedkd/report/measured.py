@@ -69,9 +69,9 @@ class Outcome:
         }
         found |= {name: value for name, value in _last(self.summary).items() if name.startswith("comm/")}
         about = self.summary if "models" in self.summary else self._plan
-        if "models" in about:
-            found["params/model"] = max(model["params"] for model in about["models"].values())
-            found["params/held"] = found["params/model"] * about["models_held"]
+        for name, key in (("params/model", "params"), ("params/held", "held")):
+            if sizes := [model[key] for model in about.get("models", {}).values() if key in model]:
+                found[name] = max(sizes)
         return found
 
     def number(self, metric: str, pick: str = "last") -> float | None:

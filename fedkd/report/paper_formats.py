@@ -153,7 +153,9 @@ def notes(shown: Comparison) -> list[str]:
     if any(shown.tau(column) is not None for column in shown.columns):
         found.append("Kendall's τ: 1 where our order of the rows is the paper's, −1 where it is the opposite.")
     if table.scale != PAPER:
-        found.append(f"Reduced scale, {table.scale}: {' '.join(table.scales.get(table.scale, []))}.")
+        shrunk = {"": table.scales, **{f"{line.title}: ": line.scales for line in table.row.values()}}
+        told = [who + " ".join(scales[table.scale]) for who, scales in shrunk.items() if table.scale in scales]
+        found.append(f"Reduced scale, {table.scale}: {'; '.join(told)}.")
     found += [
         f"Not run: {what} {listed(names)}."
         for what, names in (

@@ -83,6 +83,8 @@ class TableSweep:
 
     def run(self) -> bool:
         """Run what is missing, write the report; whether everything asked for is there."""
+        cells = len(self.table.chosen)
+        print(f"{self.table.name}: {cells} cells, in {shown(self.folder)}", flush=True)  # composing them takes a while
         runs = self._runs()
         done = {run.name: finished(run.directory, run.config) for run in runs}
         missing = [run for run in runs if not done[run.name]]
@@ -125,7 +127,7 @@ class TableSweep:
 
     def _announce(self, runs: Sequence[Run], missing: Sequence[Run], aside: Sequence[Path]) -> None:
         kept = f", {len(runs) - len(missing)} kept" if len(missing) < len(runs) else ""
-        print(f"{self.table.name}: {len(self.table.chosen)} cells, {len(runs)} runs{kept}, in {shown(self.folder)}")
+        print(f"{len(runs)} runs{kept}")
         if aside:
             print("set aside, as they were run with another config:", *map(shown, aside), sep="\n  ")
 
@@ -147,9 +149,6 @@ class TableSweep:
             reasons = {run.name: _reason(job) for run, job in zip(missing, returned, strict=True)}
         except Exception as error:  # of the launcher itself: a worker was killed, say
             reasons = dict.fromkeys(watched, repr(error))
-        except BaseException:
-            print("interrupted; the same command goes on from here")
-            raise
         return {run.name: reasons[run.name] for run in missing if not (run.directory / run.result).exists()}
 
 

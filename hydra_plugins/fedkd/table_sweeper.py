@@ -36,6 +36,8 @@ class TableSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run what is missing and report; the command ends with 1 if a run failed, with 2 if what is asked is wrong."""
+        import signal
+
         from fedkd.core.errors import FedkdError, Incomplete
         from hydra_plugins.fedkd._table import TableSweep
 
@@ -46,5 +48,8 @@ class TableSweeper(Sweeper):
         except FedkdError as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             sys.exit(2)
+        except (KeyboardInterrupt, SystemExit) as stop:  # between runs, or in one, which has saved itself
+            print("interrupted; the same command goes on from here")
+            sys.exit(stop.code if isinstance(stop, SystemExit) else 128 + signal.SIGINT)
         if not whole:
             raise Incomplete

@@ -23,7 +23,7 @@ def write_run(
     ]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     told = {f"last/{name}": value for name, value in lines[-1].items()}
-    told |= {"time/total": 60.0, "models": {"mlr": {"params": 650, "clients": 4}}, "models_held": 2, **summary}
+    told |= {"time/total": 60.0, "models": {"mlr": {"params": 650, "held": 1300, "clients": 4}}, **summary}
     (directory / "summary.json").write_text(json.dumps(told))
     (directory / "versions.json").write_text(json.dumps({"commit": COMMIT}))
     spread = (-0.02, 0.0, 0.02)

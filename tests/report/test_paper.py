@@ -156,8 +156,8 @@ def test_a_view_s_numbers_are_those_of_its_last_line(tmp_path: Path) -> None:
 
 def test_a_plan_alone_gives_what_is_sent_and_how_large_the_models_are(tmp_path: Path) -> None:
     totals = {"unicast": {"params": 20, "bytes": 80}, "broadcast": {"params": 11, "bytes": 44}}
-    models = {"small": {"params": 3, "clients": 1}, "large": {"params": 5, "clients": 1}}
-    plan = {"comm": {"total": totals}, "models": models, "models_held": 3, "versions": {"commit": COMMIT}}
+    models = {"small": {"params": 3, "held": 9, "clients": 1}, "large": {"params": 5, "held": 15, "clients": 1}}
+    plan = {"comm": {"total": totals}, "models": models, "versions": {"commit": COMMIT}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     run = Outcome(tmp_path)
     numbers = [
@@ -170,7 +170,7 @@ def test_a_plan_alone_gives_what_is_sent_and_how_large_the_models_are(tmp_path: 
 
 def test_a_run_s_own_ledger_overrules_its_plan(tmp_path: Path) -> None:
     write_run(tmp_path / "run", 0.8)
-    plan = {"comm": {"total": {"unicast": {"params": 7}}}, "models": {"x": {"params": 1}}, "models_held": 1}
+    plan = {"comm": {"total": {"unicast": {"params": 7}}}, "models": {"x": {"params": 1, "held": 1}}}
     (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
     assert Outcome(tmp_path / "run").number("comm/total/params") == 2000
 
@@ -238,8 +238,9 @@ def test_markdown_and_latex_group_the_columns(tmp_path: Path, capsys: pytest.Cap
 def test_a_reduced_scale_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = write_table(tmp_path)
     table.scale, table.scales = "smoke", {"smoke": ["rounds=2", "clients=8"]}
+    table.row["local"].scales["smoke"] = ["rounds=1"]
     table.save(tmp_path)
-    assert "Reduced scale, smoke: rounds=2 clients=8." in printed(tmp_path, "text", capsys)
+    assert "Reduced scale, smoke: rounds=2 clients=8; Local: rounds=1." in printed(tmp_path, "text", capsys)
 
 
 def test_a_table_without_a_paper_shows_ours_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
