@@ -23,7 +23,7 @@ from fedkd.federation.executors import Executor
 from fedkd.federation.ledger import Ledger, Row
 from fedkd.federation.placed import Placed, Received
 from fedkd.federation.population import Population, Shards
-from fedkd.federation.workers import Workers
+from fedkd.federation.workers import Workers, deal
 from fedkd.models.net import Net
 
 Run = Callable[[Executor, Net, np.ndarray, Sequence[Tree]], Tree]  # at some clients of one architecture
@@ -246,7 +246,7 @@ class Federation:
             own = [value._stacks[arch] for value in values]
             size = max(4 * net.params, _bytes(own) // len(places))
             count = executor.shares(len(places), size, device, workers.count)
-            shares[arch] = _deal(self.sizes[places], count)
+            shares[arch] = deal(self.sizes[places], count)
             for share in shares[arch]:
                 jobs.append(partial(_run, run, executor, net, self.cohort[places], own, share))
         done = iter(workers.run(jobs))
@@ -299,14 +299,6 @@ def _pace(pace: dict[str, int | None]) -> dict[str, int | None]:
     """What is given; asking for epochs overrules the config's steps."""
     given = {key: value for key, value in pace.items() if value is not None or key == "batch_size"}
     return {"steps": None, **given} if "epochs" in given else given
-
-
-def _deal(sizes: np.ndarray, count: int) -> list[np.ndarray]:
-    """The places of the clients in `count` shares of about the same number of samples, larger clients first."""
-    if (sizes == sizes[0]).all():  # neighbours, whose values need not be copied
-        return np.array_split(np.arange(len(sizes)), count)
-    largest_first = np.argsort(-sizes, kind="stable")
-    return [largest_first[start::count] for start in range(count)]
 
 
 def _run(run: Run, executor: Executor, net: Net, clients: np.ndarray, own: Sequence[Tree], share: np.ndarray) -> Tree:

@@ -1,10 +1,7 @@
 """An architecture as pure functions of its parameters: init, forward, predict, features, stage, head."""
 
-import copy
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -18,6 +15,7 @@ from fedkd.core.errors import ConfigError, unknown
 from fedkd.core.registry import Registry
 from fedkd.core.tree import Params
 from fedkd.models import dense
+from fedkd.models.lent import Layers, Lent
 
 Shape = tuple[int, int, int]  # channels, height, width
 INITS = ("default", "zeros")
@@ -97,41 +95,6 @@ class Linear(nn.Linear):
             return super().forward(x)
         y = self.weight @ x.mT
         return (y if self.bias is None else y + self.bias.unsqueeze(-1)).mT
-
-
-class Layers(threading.local):
-    """A network's layers without parameters, a set for every thread: whoever runs them lends them parameters."""
-
-    def __init__(self, module: Split) -> None:
-        empty = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}  # not copied
-        modules = [copy.deepcopy(module, dict(empty)) for _ in range(2)]
-        self.training, self.predicting = Lent(modules[0].train()), Lent(modules[1].eval())
-
-
-class Lent:
-    """A module that runs with lent parameters and keeps none; torch.func.functional_call, without its overhead."""
-
-    def __init__(self, module: Split) -> None:
-        self.module = module
-        self.slots = [
-            (holder, key, f"{path}.{key}".lstrip("."), empty)
-            for path, part in module.named_modules()
-            for holder in (part._parameters, part._buffers)
-            for key, empty in holder.items()
-            if empty is not None
-        ]
-
-    @contextmanager
-    def having(self, state: Mapping[str, Tensor]) -> Iterator[Split]:
-        """The module with parameters and statistics by their names; those not given are not there."""
-        try:
-            for holder, key, name, _ in self.slots:
-                if name in state:
-                    holder[key] = state[name]
-            yield self.module
-        finally:
-            for holder, key, _, empty in self.slots:
-                holder[key] = empty
 
 
 @dataclass(frozen=True)
@@ -263,7 +226,7 @@ class Net:
             seen: Pass = module(x)
         return Output(*seen, stats)
 
-    def _in_training(self, x: Tensor) -> Lent:
+    def _in_training(self, x: Tensor) -> Lent[Split]:
         alone = self.batch_statistics and len(x) == 1  # one sample has no variance: the running statistics serve
         return self._layers.predicting if alone else self._layers.training
 

@@ -9,8 +9,7 @@ import torch
 from tiny import Deep, Hidden, Normed, assert_close, engine, everyone, world
 
 from fedkd.federation.executors import Vmapped, vmapped
-from fedkd.federation.fed import _deal
-from fedkd.federation.workers import Workers
+from fedkd.federation.workers import Workers, deal
 
 
 @pytest.fixture
@@ -72,8 +71,8 @@ def test_results_come_in_order_and_the_first_error_is_raised(three_cores):
 
 
 def test_ragged_clients_are_dealt_largest_first_and_equal_ones_in_blocks():
-    assert [share.tolist() for share in _deal(np.array([5, 40, 7, 13]), 2)] == [[1, 2], [3, 0]]
-    assert [share.tolist() for share in _deal(np.array([6, 6, 6, 6, 6]), 2)] == [[0, 1, 2], [3, 4]]
+    assert [share.tolist() for share in deal(np.array([5, 40, 7, 13]), 2)] == [[1, 2], [3, 0]]
+    assert [share.tolist() for share in deal(np.array([6, 6, 6, 6, 6]), 2)] == [[0, 1, 2], [3, 4]]
 
 
 def test_stacked_clients_are_dealt_so_that_their_models_stay_in_the_cache():
