@@ -103,13 +103,26 @@ def take(tree: T, index: int | slice | Tensor) -> T:
     return map(lambda leaf: leaf[index], tree)
 
 
+def adjoining(places: np.ndarray) -> bool:
+    """Whether they lie side by side, in order."""
+    return bool((places == np.arange(places[0], places[0] + len(places))).all())
+
+
 def rows(tree: T, places: np.ndarray) -> T:
     """The rows of a stacked tree at some places; nothing is copied where they lie side by side."""
-    first = int(places[0])
-    if (places == np.arange(first, first + len(places))).all():
-        return take(tree, slice(first, first + len(places)))
+    if adjoining(places):
+        return take(tree, slice(int(places[0]), int(places[0]) + len(places)))
     at = torch.from_numpy(places)
     return map(lambda leaf: leaf.index_select(0, at.to(leaf.device)), tree)
+
+
+def put_rows(tree: Tree, places: np.ndarray, part: Tree) -> None:
+    """Write `part` over the rows of a stacked tree at some places; nothing is copied where it lies there already."""
+    if adjoining(places):
+        map(lambda old, new: old if old.is_set_to(new) else old.copy_(new), rows(tree, places), part)
+        return
+    at = torch.from_numpy(places)
+    map(lambda leaf, new: leaf.index_copy_(0, at.to(leaf.device), new), tree, part)
 
 
 def pick(tree: T, at: Tensor) -> T:

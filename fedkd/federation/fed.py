@@ -23,7 +23,7 @@ from fedkd.federation.executors import Executor
 from fedkd.federation.ledger import Ledger, Row
 from fedkd.federation.placed import Placed, Received
 from fedkd.federation.population import Population, Shards
-from fedkd.federation.workers import Workers, deal
+from fedkd.federation.workers import Gathered, Workers, deal
 from fedkd.models.net import Net
 
 Run = Callable[[Executor, Net, np.ndarray, Sequence[Tree]], Tree]  # at some clients of one architecture
@@ -150,10 +150,9 @@ class Federation:
         local = replace(self.local, **_pace(pace))  # type: ignore[arg-type]
 
         def scan(executor: Executor, net: Net, who: np.ndarray, own: Sequence[Tree]) -> Tree:
-            start = _copy(own[0]) if getattr(step, "in_place", False) else own[0]
-            return executor.scan(net, step, start, self._streams(who, local, over, draws, beside), own[1:])
+            return executor.scan(net, step, own[0], self._streams(who, local, over, draws, beside), own[1:])
 
-        trained = self._lift(scan, (carry, *values))
+        trained = self._lift(scan, (carry, *values), in_place=getattr(step, "in_place", False))
         self._check_finite(trained)
         return trained
 
@@ -236,21 +235,25 @@ class Federation:
         at = torch.from_numpy(rows).to(public.labels.device)
         return replace(public, pixels=public.pixels[at], labels=public.labels[at])
 
-    def _lift(self, run: Run, values: Sequence[Placed[Any]]) -> Placed[Any]:
-        """Run at the clients of each architecture: some together, as its executor likes, and these side by side."""
+    def _lift(self, run: Run, values: Sequence[Placed[Any]], in_place: bool = False) -> Placed[Any]:
+        """Run at the clients of each architecture: some together, as its executor likes, and these side by side.
+
+        With `in_place`, what comes out has the shapes of the first value, and `run` may write over its copy of that.
+        """
         device = self._world.population.images.pixels.device
         workers = self._world.workers if len(self.cohort) > 1 else Workers(1)
-        jobs, shares = [], {}
+        jobs, done = [], {}
         for arch, places in self._groups.items():
             executor, net = self._world.executors[arch], self.nets[arch]
             own = [value._stacks[arch] for value in values]
             size = max(4 * net.params, _bytes(own) // len(places))
             count = executor.shares(len(places), size, device, workers.count)
-            shares[arch] = deal(self.sizes[places], count)
-            for share in shares[arch]:
-                jobs.append(partial(_run, run, executor, net, self.cohort[places], own, share))
-        done = iter(workers.run(jobs))
-        return Placed({arch: _gather([next(done) for _ in dealt], dealt) for arch, dealt in shares.items()})
+            done[arch] = Gathered(len(places), own[0] if in_place else None)
+            for share in deal(self.sizes[places], count):
+                work = partial(run, executor, net, self.cohort[places[share]])
+                jobs.append(partial(_run, work, own, share, done[arch], in_place))
+        workers.run(jobs)
+        return Placed({arch: gathered.whole for arch, gathered in done.items()})
 
     def _steps(self, size: int, local: Local) -> int:
         if local.steps is not None:
@@ -301,19 +304,12 @@ def _pace(pace: dict[str, int | None]) -> dict[str, int | None]:
     return {"steps": None, **given} if "epochs" in given else given
 
 
-def _run(run: Run, executor: Executor, net: Net, clients: np.ndarray, own: Sequence[Tree], share: np.ndarray) -> Tree:
-    return run(executor, net, clients[share], tree.rows(own, share))
-
-
-def _gather(parts: Sequence[Tree], shares: Sequence[np.ndarray]) -> Tree:
-    """What the shares came to, in the clients' order."""
-    return tree.rows(tree.concatenate(parts), np.argsort(np.concatenate(shares)))
+def _run(work: Callable[..., Tree], own: list[Tree], share: np.ndarray, done: Gathered, in_place: bool) -> None:
+    """One job of a worker: the share's part of `own`, worked on and put in its place."""
+    first = [done.own(share, own[0])] if in_place else []
+    done.put(share, work([*first, *tree.rows(own[len(first) :], share)]))
 
 
 def _bytes(own: Sequence[Tree]) -> int:
     """What the clients work on: the first of their values, such as the carry of `train`."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(own[0])) if own else 0
-
-
-def _copy(stack: Tree) -> Tree:
-    return tree.map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), stack)

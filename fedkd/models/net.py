@@ -7,7 +7,6 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import peek_interpreter_stack
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedkd.core import tree
@@ -15,6 +14,7 @@ from fedkd.core.errors import ConfigError, unknown
 from fedkd.core.registry import Registry
 from fedkd.core.tree import Params
 from fedkd.models import dense
+from fedkd.models.layers import FASTER
 from fedkd.models.lent import Layers, Lent
 
 Shape = tuple[int, int, int]  # channels, height, width
@@ -82,19 +82,6 @@ class Split(nn.Module):
         wide, classes = self.head.in_features, self.head.out_features
         self.projection = nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, size))
         self.head = nn.Linear(size, classes)
-
-
-class Linear(nn.Linear):
-    """The same map, written so that the gradients of stacked weights lie in memory as the weights do.
-
-    Those of nn.Linear lie transposed, and an update across the two layouts takes longer than the matrix products.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if peek_interpreter_stack() is None:  # not under vmap
-            return super().forward(x)
-        y = self.weight @ x.mT
-        return (y if self.bias is None else y + self.bias.unsqueeze(-1)).mT
 
 
 @dataclass(frozen=True)
@@ -192,8 +179,7 @@ class Net:
         if self.architecture.projection is not None:
             module.project(self.architecture.projection)
         for layer in module.modules():
-            if type(layer) is nn.Linear:
-                layer.__class__ = Linear
+            layer.__class__ = FASTER.get(type(layer), type(layer))
             if isinstance(layer, _NormBase):
                 layer.num_batches_tracked = None  # only needed without a momentum, and an integer cannot be averaged
         return module
