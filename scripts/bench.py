@@ -280,13 +280,15 @@ def persfl(how: argparse.Namespace) -> None:
     """All students of all clients against one student a client."""
     images, parts = noise(10, 450)
     of = world(images, parts, DNN(hidden=(100,)), Local(epochs=1, batch_size=32, lr=0.01), how)
-    one, many = PersFL(imitation=(0.5,), temperature=(5.0,)), PersFL(imitation=(0.1, 0.25, 0.5, 0.75, 1.0))
+    one, many = PersFL(imitation=(0.5,), temperature=(5.0,)), PersFL()
     (net,) = of.population.nets.values()
     fed = Federation(of, of.rounds, np.arange(10), Ledger())
     teacher = fed.down(net.init(0), "model")
     short, long = in_turn([lambda: one.distil(teacher, fed), lambda: many.distil(teacher, fed)], how.rounds or 7)
     print("\nPersFL, stage 2, 10 clients of DNN-100")
-    print(f"{len(many.points)} students {long:.3f} s, 1 student {short:.3f} s: {long / short:.2f} times")
+    grid = len(many.imitation) * len(many.temperature)
+    print(f"{grid} students, of which {len(many.points)} differ, {long:.3f} s, 1 student {short:.3f} s: ", end="")
+    print(f"{long / short:.2f} times")
 
 
 def main() -> None:

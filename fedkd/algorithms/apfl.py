@@ -26,14 +26,15 @@ import torch
 from torch import Tensor
 
 from fedkd.algorithms.base import OneModel, Setting, SharedModel, View, register
-from fedkd.algorithms.steps import supervised, supervised_slopes
+from fedkd.algorithms.steps import descend_dense, supervised, supervised_descent, supervised_slopes
 from fedkd.core import tree
 from fedkd.core.fit import LeafByLeaf, Slope, written_out
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
-from fedkd.core.tree import Params, lerp, scale
+from fedkd.core.tree import Params, lerp
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
+from fedkd.models.dense import Follow
 from fedkd.models.net import Net
 
 
@@ -98,12 +99,24 @@ class APFL(OneModel):
 def mixture_slopes(net: Net, pair: Params, batch: Batch, alpha: Tensor) -> Weights | None:
     """The gradients of `mixture`, clients stacked."""
     w, v = parted(net, pair)
-    v_bar = v._replace(weights=torch.vmap(lerp)(w.weights, v.weights, alpha))
-    g_w, g_v = supervised_slopes(net, w, batch), supervised_slopes(net, v_bar, batch)
-    return g_w and g_v and {**label("w.", g_w), **label("v.", torch.vmap(scale)(alpha, g_v))}
+    g_w, g_v = supervised_slopes(net, w, batch), supervised_slopes(net, *at_mixture(w, v, batch, alpha))
+    return g_w and g_v and {**label("w.", g_w), **label("v.", g_v)}
 
 
-@written_out(mixture_slopes)
+def mixture_descent(rate: float, net: Net, pair: Params, batch: Batch, alpha: Tensor) -> bool:
+    w, v = parted(net, pair)
+    mixed = at_mixture(w, v, batch, alpha)  # before w moves
+    return descend_dense(net, *mixed, Follow(v.weights, rate)) and supervised_descent(rate, net, w, batch)
+
+
+def at_mixture(w: Params, v: Params, batch: Batch, alpha: Tensor) -> tuple[Params, Batch]:
+    """v̄_i, and the batch whose samples weigh α_i times as much: the gradient there is α_i ∇f_i(v̄_i)."""
+    share = [alpha.view(-1, *[1] * (leaf.dim() - 1)) for leaf in w.weights.values()]
+    v_bar = tree.map(torch.lerp, w.weights, v.weights, dict(zip(w.weights, share, strict=True)))
+    return v._replace(weights=v_bar), batch._replace(weight=alpha.unsqueeze(-1) * batch.weight)
+
+
+@written_out(mixture_slopes, mixture_descent)
 def mixture(net: Net, pair: Params, batch: Batch, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """f_i(w_i) + f_i(v̄_i) with w_i fixed in the latter: the gradients ∇f_i(w_i) for w_i, α_i ∇f_i(v̄_i) for v_i."""
     w, v = parted(net, pair)

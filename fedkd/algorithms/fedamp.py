@@ -84,9 +84,10 @@ class FedAMP(CommonStart):
 
     def attention(self, models: Weights) -> Tensor:
         """ξ of these models."""
-        flat = [leaf.reshape(len(leaf), -1) for leaf in models.values()]
-        exact = "donot_use_mm_for_euclid_dist"  # near models would drown in the rounding of the others' products
-        apart = torch.stack([torch.cdist(x, x, compute_mode=exact).square() for x in flat]).sum(0)
+        flat = torch.cat([leaf.reshape(len(leaf), -1) for leaf in models.values()], 1).double()  # near models are
+        flat -= flat.mean(0)  # told apart by the last digits of these products
+        products = flat @ flat.T
+        apart = (products.diagonal()[:, None] + products.diagonal() - 2 * products).clamp(min=0).float()
         xi = self.step(len(apart)) / self.sigma * torch.exp(-apart / self.sigma)
         xi = xi - torch.diag(xi.diagonal())
         return xi + torch.diag(1 - xi.sum(1))

@@ -21,7 +21,9 @@ Departures
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +32,14 @@ from torch import Tensor
 
 from fedkd.algorithms.base import Algorithm, Nets, Setting, View, only, register
 from fedkd.algorithms.steps import supervised
-from fedkd.core import tree
+from fedkd.core import fit, tree
 from fedkd.core.errors import unknown
-from fedkd.core.losses import Batch, correct, cross_entropy, per_sample_cross_entropy
+from fedkd.core.losses import Batch, correct, per_sample_cross_entropy
+from fedkd.core.optim import Weights
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
+from fedkd.models import dense
 from fedkd.models.net import Net
 
 CHOICES = {
@@ -142,32 +146,26 @@ class PersFL(Algorithm):
     def distil(self, teacher: Placed[Params], fed: Federation) -> tuple[Placed[Params], Placed[Tensor]]:
         """Stage 2: all students of all clients at once; the best of each client, and its point of the grid."""
         students = fed.each(lambda net, o_k: tree.expand(o_k, len(self.points)), teacher)  # A_k <- O_k
-        students = fed.fit(self.loss, students, teacher, epochs=self.distil_epochs)  # l. 14-25
+        students = fed.fit(Students(self.loss), students, teacher, epochs=self.distil_epochs)  # l. 14-25
         verdicts = fed.sum(validate_all, students, over="validation")
         best, point = fed.each(self.best, students, verdicts)
         return best, point
 
-    def loss(self, net: Net, students: Params, batch: Batch, teacher: Params) -> tuple[Tensor, dict[str, Tensor]]:
-        """Σ over the grid of l. 18: the students do not meet, so the sum's gradient is each one's own."""
-        o = net.predict(teacher, batch.x)
-        lambdas, temperatures = torch.tensor(self.points, dtype=o.dtype, device=o.device).unbind(1)
-
-        def one(student: Params, lam: Tensor, t: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            a = net.forward(student, batch.x)
-            hard = cross_entropy(a.logits, batch)  # l. 19
-            soft = (batch.weight * self.soft(o / t, a.logits / t)).sum()  # l. 20, 21
-            return (1 - lam) * hard + lam * t**2 * soft, a.stats  # l. 18 (Eq. 3, Eq. 7)
-
-        losses, stats = torch.vmap(one)(students, lambdas, temperatures)
-        return losses.sum(), stats
+    def loss(self, a: Tensor, o: Tensor, batch: Batch) -> Tensor:
+        """Σ over the grid and the batch of l. 18, from the logits of the students, [points, b, L], and of o."""
+        lam, t = torch.tensor(self.points, dtype=o.dtype, device=o.device).T.unsqueeze(-1)
+        hard = per_sample_cross_entropy(a, batch.y.unsqueeze(-2).expand(a.shape[:-1]))  # l. 19
+        soft = self.soft(o.unsqueeze(-3) / t.unsqueeze(-1), a / t.unsqueeze(-1))  # l. 20, 21
+        each: Tensor = (1 - lam) * hard + lam * t**2 * soft  # l. 18 (Eq. 3, Eq. 7)
+        return (batch.weight.unsqueeze(-2) * each).sum()
 
     def soft(self, o: Tensor, a: Tensor) -> Tensor:
-        """The soft loss of each sample, from the teacher's and the student's softened logits."""
-        s, q = torch.log_softmax(o, -1), torch.log_softmax(a, -1)
+        """The soft loss of each sample, from the teacher's and the student's softened logits; taken class by class."""
+        s, q = torch.log_softmax(o.mT, -2), torch.log_softmax(a.mT, -2)
         if self.objective == "ce":
-            return -(s.exp() * q).sum(-1)
+            return -(s.exp() * q).sum(-2)
         divergence = s.exp() * (s - q) if self.objective == "kl" else q.exp() * (q - s)
-        return divergence.mean(-1) if self.reduction == "mean" else divergence.sum(-1)
+        return divergence.mean(-2) if self.reduction == "mean" else divergence.sum(-2)
 
     def best(self, net: Net, students: Params, verdicts: Verdict) -> tuple[Params, Tensor]:
         """The first best student."""
@@ -215,6 +213,32 @@ class PersFL(Algorithm):
             found |= {"imitation/mean": float(chosen[:, 0].mean()), "temperature/mean": float(chosen[:, 1].mean())}
             found["grid"] = View("matrix", counts, rows=f"λ: {rows}", columns=f"T: {columns}")
         return found
+
+
+@dataclass(frozen=True)
+class Students:
+    """The students of a client do not meet: the gradient of the sum of their losses is each one's own."""
+
+    loss: Callable[[Tensor, Tensor, Batch], Tensor]  # from the students' logits and the teacher's
+
+    def __call__(self, net: Net, students: Params, batch: Batch, teacher: Params) -> tuple[Tensor, dict[str, Tensor]]:
+        logits, stats = torch.vmap(lambda student: itemgetter(0, -1)(net.forward(student, batch.x)))(students)
+        return self.loss(logits, net.predict(teacher, batch.x), batch), stats
+
+    def slopes(
+        self, net: Net, students: Params, batch: Batch, teacher: Params, follow: dense.Follow | None = None
+    ) -> Weights | None:
+        """The gradient by the logits is autograd's, the rest is written out; clients stacked."""
+        if net.dense is None:
+            return None
+        o = dense.forward(net.dense, teacher.weights, batch.x).logits.mT
+        reads, a = dense.forward(net.dense, students.weights, batch.x)
+        by_client = a.view(len(o), -1, *a.shape[1:])
+        found, _ = fit.gradient(lambda z: (self.loss(z["a"].mT, o, batch), {}), {"a": by_client})
+        return dense.backward(net.dense, students.weights, reads, found["a"].reshape(a.shape), follow)
+
+    def descend(self, rate: float, net: Net, students: Params, batch: Batch, teacher: Params) -> bool:
+        return self.slopes(net, students, batch, teacher, dense.Follow(students.weights, rate)) is not None
 
 
 def unjudged(w: Params) -> Client:

@@ -16,17 +16,16 @@ Departures
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fedkd.algorithms.base import Algorithm, Nets, Setting, only, plain_sgd, register
-from fedkd.algorithms.steps import supervised
-from fedkd.core.fit import LeafByLeaf, Slope
+from fedkd.algorithms.steps import supervised, supervised_descent
+from fedkd.core import tree
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
-from fedkd.core.tree import Params, add, scale, sub, zeros_like
+from fedkd.core.tree import Params, add, dot, scale, sub, zeros_like
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
 from fedkd.models.net import Net
@@ -44,6 +43,20 @@ class Client(NamedTuple):
 class Delta(NamedTuple):
     model: Params
     control: Weights
+
+
+class Corrected:
+    """f_i(y) + ⟨c − c_i, y⟩, whose gradient is g_i(y) − c_i + c: so y_i ← y_i − η_l (g_i(y_i) − c_i + c), l. 10."""
+
+    def __call__(self, net: Net, y: Params, batch: Batch, c: Weights) -> tuple[Tensor, dict[str, Tensor]]:
+        f, stats = supervised(net, y, batch)
+        return f + dot(c, y.weights), stats
+
+    def descend(self, rate: float, net: Net, y: Params, batch: Batch, c: Weights) -> bool:
+        if not supervised_descent(rate, net, y, batch):
+            return False
+        tree.map(lambda y, c: y.sub_(c, alpha=rate), y.weights, c)
+        return True
 
 
 @register("scaffold")
@@ -71,17 +84,12 @@ class Scaffold(Algorithm):
     def round(self, server: Server, own: Placed[Client], fed: Federation) -> tuple[Server, Placed[Client]]:
         x, c = fed.down(server.x, "model"), fed.down(server.c, "control")  # l. 5
         (c_i,) = own
-        y = fed.train(LeafByLeaf(partial(self.step, fed.lr)), x, c_i, c)  # l. 7-11
+        y = fed.fit(Corrected(), x, fed.each(lambda net, c, c_i: sub(c, c_i), c, c_i))  # l. 7-11
         own, delta = fed.each(lambda net, *parts: self.finish(fed.lr, *parts), x, y, c_i, c, fed.local_steps)
         mean: Delta = fed.up(delta, "model and control").mean()  # l. 13, 16
         share = len(fed.cohort) / fed.population
         x_next = add(server.x, scale(self.server_lr, mean.model))  # l. 17
         return Server(x_next, add(server.c, scale(share, mean.control))), own
-
-    def step(self, lr: float, slope: Slope, net: Net, y: Params, batch: Batch, c_i: Weights, c: Weights) -> Params:
-        """y_i ← y_i − η_l (g_i(y_i) − c_i + c), l. 10."""
-        g, stats = slope(supervised, net, y, batch)
-        return Params(sub(y.weights, add(sub(g, c_i), c), lr), stats)
 
     def finish(self, lr: float, x: Params, y: Params, c_i: Weights, c: Weights, steps: Tensor) -> tuple[Client, Delta]:
         drift = scale(1 / (steps * lr), sub(x.weights, y.weights))

@@ -10,7 +10,7 @@ from fedkd.core.fit import Slope, written_out
 from fedkd.core.losses import Batch, cross_entropy
 from fedkd.core.optim import Weights
 from fedkd.core.tree import Params, Rows, add, lerp, squared_distance, sub
-from fedkd.models.dense import cross_entropy_slopes
+from fedkd.models.dense import Follow, cross_entropy_slopes
 from fedkd.models.net import Net
 
 
@@ -18,7 +18,19 @@ def supervised_slopes(net: Net, w: Params, batch: Batch) -> Weights | None:
     return None if net.dense is None else cross_entropy_slopes(net.dense, w.weights, batch)
 
 
-@written_out(supervised_slopes)
+def supervised_descent(rate: float, net: Net, w: Params, batch: Batch) -> bool:
+    return descend_dense(net, w, batch, Follow(w.weights, rate))
+
+
+def descend_dense(net: Net, at: Params, batch: Batch, follow: Follow) -> bool:
+    """Follow the gradient of `supervised` at some models, if they are fully connected; clients stacked."""
+    if net.dense is None:
+        return False
+    cross_entropy_slopes(net.dense, at.weights, batch, follow)
+    return True
+
+
+@written_out(supervised_slopes, supervised_descent)
 def supervised(net: Net, w: Params, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy on the client's labels: F_k(w)."""
     out = net.forward(w, batch.x)
@@ -39,6 +51,9 @@ class Proximal:
         """∇F_k(w) + strength (w − centre)."""
         g = supervised_slopes(net, w, batch)
         return None if g is None else add(g, sub(w.weights, centre.weights), self.strength)
+
+    def descend(self, rate: float, net: Net, w: Params, batch: Batch, centre: Params) -> bool:
+        return descend_dense(net, w, batch, Follow(w.weights, rate, centre.weights, self.strength))
 
 
 class Pair(NamedTuple):

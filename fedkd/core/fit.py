@@ -50,14 +50,15 @@ def slope(loss: Loss, net: Any, model: Params, *rest: Any) -> tuple[Weights, dic
     return gradient(lambda weights: loss(net, Params(weights, model.stats), *rest), model.weights)
 
 
-def written_out(slopes: Callable[..., Any]) -> Callable[[L], L]:
+def written_out(slopes: Callable[..., Any], descend: Callable[..., bool] | None = None) -> Callable[[L], L]:
     """Give a loss its gradient, slopes(net, models, *rest), for several clients; None for nets that it cannot do.
 
-    Small nets gain: vmap and autograd take more of their time than arithmetic.
+    Small nets gain: vmap and autograd take more of their time than arithmetic. descend(rate, net, models, *rest), if
+    there is one, follows it at once, in place and without keeping it, or returns False.
     """
 
     def give(loss: L) -> L:
-        loss.slopes = slopes  # type: ignore[attr-defined]
+        loss.slopes, loss.descend = slopes, descend  # type: ignore[attr-defined]
         return loss
 
     return give
@@ -112,6 +113,9 @@ class Descent:
 
     def together(self, net: Any, fit: Fit, *rest: Any) -> Fit:
         """The steps of several clients, stacked."""
+        follow, rate = getattr(self.loss, "descend", None), self.optimizer.plain_rate
+        if follow is not None and rate is not None and follow(rate, net, fit.model, *rest):
+            return fit
         found, stats = slopes(self.loss, net, fit.model, *rest)
         update = self.optimizer.update if self.optimizer.stacks else torch.vmap(self.optimizer.update)
         weights, state = update(fit.model.weights, found, fit.optimizer)

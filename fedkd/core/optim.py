@@ -18,6 +18,10 @@ class Optimizer(Protocol):
 
     stacks: ClassVar[bool]  # whether `update` reads the same for several clients, stacked
 
+    @property
+    def plain_rate(self) -> float | None:
+        """The lr of an update that is w ← w − lr·g and nothing else."""
+
     def init(self, weights: Weights) -> State: ...
     def update(self, weights: Weights, gradient: Weights, state: State) -> tuple[Weights, State]: ...
 
@@ -31,6 +35,10 @@ class SGD:
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+
+    @property
+    def plain_rate(self) -> float | None:
+        return None if self.momentum or self.weight_decay else self.lr
 
     def init(self, weights: Weights) -> State:
         return tree.zeros_like(weights) if self.momentum else ()
@@ -56,6 +64,7 @@ class Adam:
     """torch.optim.Adam with its default β = (0.9, 0.999) and ε = 1e-8; weight decay is added to the gradient."""
 
     stacks: ClassVar[bool] = False
+    plain_rate: ClassVar[None] = None
 
     lr: float
     weight_decay: float = 0.0
@@ -80,6 +89,7 @@ class Clipped:
     """An optimiser whose gradients are first shortened to a length of at most `norm`, all weights taken together."""
 
     stacks: ClassVar[bool] = False
+    plain_rate: ClassVar[None] = None
 
     optimizer: Optimizer
     norm: float

@@ -78,8 +78,13 @@ def deal(sizes: np.ndarray, count: int) -> list[np.ndarray]:
     """The places of the clients in `count` shares of about the same number of samples, larger clients first."""
     if (sizes == sizes[0]).all():  # neighbours, whose values need not be copied
         return np.array_split(np.arange(len(sizes)), count)
-    largest_first = np.argsort(-sizes, kind="stable")
-    return [largest_first[start::count] for start in range(count)]
+    shares: list[list[int]] = [[] for _ in range(count)]
+    load = np.zeros(count)
+    for place in np.argsort(-sizes, kind="stable"):
+        least = int(load.argmin())
+        shares[least].append(int(place))
+        load[least] += max(int(sizes[place]), 1)  # no share stays empty
+    return [np.array(share) for share in shares]
 
 
 class Gathered:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 
-LARGE = 2**21  # multiply-adds of a product from which on oneDNN gains more than calling it costs
+from fedkd.models import onednn
 
 
 class Linear(nn.Linear):
-    """For one client on a CPU, large products go to oneDNN: torch's own library leaves half of an AMD core unused.
+    """For one client on a CPU, large products go to oneDNN.
 
     For stacked clients it is written so that the gradients of their weights lie in memory as the weights do. Those of
     nn.Linear lie transposed, and an update across the two layouts takes longer than the matrix products.
@@ -20,9 +20,9 @@ class Linear(nn.Linear):
         if peek_interpreter_stack() is not None:  # under vmap
             y = self.weight @ x.mT
             return (y if self.bias is None else y + self.bias.unsqueeze(-1)).mT
-        if not _for_onednn(x, self.weight):
+        if not onednn.gains(x, self.weight):
             return super().forward(x)
-        product: Tensor = Product.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        product: Tensor = Product.apply(x, self.weight)
         return product if self.bias is None else product + self.bias
 
 
@@ -32,25 +32,13 @@ class Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
-        return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")  # type: ignore[no-any-return]
+        return onednn.product(a, b)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (a, b), (for_a, for_b) = ctx.saved_tensors, ctx.needs_input_grad
         product: Any = Product.apply
         return product(slope, b.t()) if for_a else None, product(slope.t(), a.t()) if for_b else None
-
-
-def _for_onednn(x: Tensor, weight: Tensor) -> bool:
-    return (
-        x.dim() == 2
-        and len(x) * weight.numel() >= LARGE
-        and type(x) is Tensor  # not one that has a shape only
-        and x.device.type == "cpu"
-        and x.dtype is weight.dtype is torch.float32
-        and not torch.is_autocast_enabled("cpu")
-        and torch._C._has_mkldnn
-    )
 
 
 class Flatten(nn.Flatten):

@@ -14,6 +14,7 @@ from fedkd.federation.executors.base import Executor
 from fedkd.models.net import Net
 
 CACHE = 4 * 2**20  # bytes of models that a worker steps together on a CPU
+FEW = 3  # clients that it steps together however large they are: one by one they would wait for Python
 ALONE = 1 * 2**20  # bytes of models that are worth a worker of their own
 
 
@@ -31,7 +32,7 @@ class Vmapped(Executor):
         if self.chunk is not None or device.type != "cpu":
             return -(-clients // (self.chunk or clients))
         busy = max(1, min(workers, clients, clients * size // ALONE))
-        rounds = -(-clients * size // (busy * CACHE))  # in which all workers are busy
+        rounds = -(-clients // (busy * max(FEW, CACHE // size)))  # in which all workers are busy
         return min(clients, busy * rounds)
 
     @torch.no_grad()
