@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 JUDGED = Scores(np.ones(1), np.ones(1), np.ones(1))
 METRICS = (
-    *(name for whose in ("personal", "shared", "validation") for name in JUDGED.metrics(whose)),
+    *(name for whose in ("personal", "shared", "validation", "sent") for name in JUDGED.metrics(whose)),
     *("acc/shared/global", "loss/shared/global", *Ledger().totals, "time/round", "time/train", "time/eval"),
 )
 
@@ -98,6 +98,7 @@ def parts(config: Config) -> Parts:
         sampling=config["sampling"],
         eval_every=config["eval"]["every"],
         eval_clients=config["eval"]["clients"],
+        eval_sent=config["eval"]["sent"],
         checkpoint_every=config["checkpoint"]["every"],
         on_nan=config["on_nan"],
         store=config["store"],

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedkd import checkpoint
 from fedkd.algorithms.base import Algorithm
 from fedkd.core import tree
 from fedkd.core.errors import Diverged, FedkdError
 from fedkd.core.seeds import derive
 from fedkd.core.signals import interruptible, shielded
-from fedkd.evaluate import Evaluation, evaluate, judged_clients
+from fedkd.evaluate import Evaluation, Sent, evaluate, judged_clients
 from fedkd.federation import cohort
 from fedkd.federation.fed import Federation, World
 from fedkd.federation.ledger import Ledger
@@ -31,6 +33,7 @@ class Settings:
     sampling: str = "uniform"
     eval_every: int = 1
     eval_clients: int | None = None
+    eval_sent: bool = False
     checkpoint_every: int | None = 10
     on_nan: str = "stop"
     store: str = "memory"
@@ -46,6 +49,7 @@ class State:
     ledger: Ledger = field(default_factory=Ledger)
     logged: int = 0  # the last round whose evaluation is in the log
     dropped: frozenset[int] = frozenset()  # clients left out since their training diverged
+    sent: Sent | None = None  # from a round on to its evaluation, where that wants it
 
 
 @dataclass
@@ -78,6 +82,8 @@ class Engine:
         """The state a checkpoint holds."""
         state = self.start()
         state.round, state.logged, state.dropped = saved["round"], saved["logged"], frozenset(saved["dropped"])
+        if saved.get("sent"):
+            state.sent = Sent(**tree.to(saved["sent"], self.world.population.images.pixels.device))
         state.server = tree.to(saved["server"], self.world.population.images.pixels.device)
         state.ledger = Ledger(saved["ledger"])
         state.store.restore(saved["clients"])
@@ -115,14 +121,14 @@ class Engine:
 
     def evaluate(self, state: State) -> Evaluation:
         judged = judged_clients(self.settings.eval_clients, len(self.world.population), self.world.seed)
-        return evaluate(self.algorithm, state.server, state.store, self.world, state.round, judged)
+        return evaluate(self.algorithm, state.server, state.store, self.world, state.round, judged, state.sent)
 
     def log(self, state: State, verdict: Evaluation, times: Mapping[str, float]) -> None:
         seconds = {f"time/{name}": value for name, value in times.items()}
         self.loggers.log({"round": state.round, **verdict.metrics, **state.ledger.totals, **seconds})
         if verdict.views:
             self.loggers.show(state.round, verdict.views)
-        state.logged = state.round
+        state.logged, state.sent = state.round, None
 
     def advance(self, state: State) -> None:
         """One round. Its values replace the state's only when it is complete."""
@@ -148,6 +154,8 @@ class Engine:
             state.store.scatter(who, own)
             state.round, state.server = number, server
             state.ledger.extend(fed.crossed)
+            if settings.eval_sent and fed.sent is not None and self.is_due(number, settings.eval_every):
+                state.sent = Sent(torch.from_numpy(who), fed.sent._stacks)
 
     def save(self, state: State) -> None:
         checkpoint.save(
@@ -159,6 +167,7 @@ class Engine:
                 "clients": state.store.snapshot(),
                 "ledger": [list(row) for row in state.ledger.rows],
                 "dropped": sorted(state.dropped),
+                "sent": state.sent and state.sent._asdict(),
                 "loggers": self.loggers.state(),
                 "config": dict(self.config),
             },

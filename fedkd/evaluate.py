@@ -42,6 +42,13 @@ class Scores(NamedTuple):
         }
 
 
+class Sent(NamedTuple):
+    """The models that a round's clients sent up, by architecture."""
+
+    clients: Tensor
+    models: dict[str, Tree]
+
+
 class Evaluation(NamedTuple):
     """One round's verdict."""
 
@@ -53,9 +60,15 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    algorithm: Algorithm, server: Any, store: Store, world: World, round: int, clients: np.ndarray
+    algorithm: Algorithm,
+    server: Any,
+    store: Store,
+    world: World,
+    round: int,
+    clients: np.ndarray,
+    sent: Sent | None = None,
 ) -> Evaluation:
-    """Judge the personal models of `clients`, and the server's model where there is one."""
+    """Judge the personal models of `clients`, the server's model where there is one, and what was `sent`."""
     population = world.population
     shared = algorithm.shared(server)
     metrics: dict[str, float] = {}
@@ -83,6 +96,10 @@ def evaluate(
     metrics |= of_personal.metrics("personal")
     if validation:
         metrics |= _join(validation).metrics("validation")
+    if sent is not None:
+        senders = sent.clients.cpu().numpy()
+        models, apart = Placed(sent.models), Federation(world, round, senders, Ledger())
+        metrics |= _own_models(apart, models, population.test, senders).metrics("sent")
     views: dict[str, View] = {}
     watched = fed if len(clients) <= together else Federation(world, round, clients, Ledger())
     for name, seen in _observed(algorithm, server, store, watched).items():

@@ -21,6 +21,7 @@ from fedkd.table import PaperTable
 class Eval:
     every: int = 1
     clients: int | None = None
+    sent: bool = False
 
 
 @dataclass

@@ -17,6 +17,8 @@ from fedkd.core.optim import Local
 from fedkd.data.partition import Assignment
 from fedkd.engine import Settings
 from fedkd.federation.cohort import draw
+from fedkd.federation.fed import Federation
+from fedkd.federation.ledger import Ledger
 from fedkd.federation.placed import Placed
 from fedkd.federation.population import Population
 from fedkd.federation.store import Disk, Memory
@@ -204,6 +206,30 @@ def test_judging_leaves_no_trace_in_training(tmp_path):
         ran(tmp_path / str(every), "rounds=3", f"eval.every={every}")
     often, once = (metrics(tmp_path / str(every))[-1] for every in (1, 3))
     assert untimed(often) == untimed(once)
+
+
+def test_fedhkds_personal_models_are_those_that_its_clients_sent(tmp_path):
+    ran(tmp_path, "rounds=2", "algorithm=fedhkd", "model=mlr", "eval.sent=true")
+    for line in metrics(tmp_path):
+        assert line["acc/sent/mean"] == pytest.approx(line["acc/personal/mean"])
+        assert line["loss/sent/mean"] == pytest.approx(line["loss/personal/mean"], rel=1e-5)
+
+
+def test_what_clients_sent_is_judged_before_it_is_averaged(tmp_path):
+    """FedAvg's models after local training from the shared one are what fine-tuning it would have given."""
+    of = world(rounds=1)
+    run = engine("fedavg", tmp_path, Settings(eval_sent=True, checkpoint_every=None), world=of, executor=None)
+    state = run.start()
+    run.advance(state)
+    fed = Federation(of, 1, np.arange(4), Ledger())
+    trained = fed.fit(supervised, fed.down(run.start().server.w, "model"))
+    assert_close(state.sent.models, trained._stacks, tolerance=0)
+    assert "acc/sent/mean" in run.evaluate(state).metrics
+
+
+def test_methods_that_send_no_models_have_none_to_judge(tmp_path):
+    ran(tmp_path, "rounds=1", "algorithm=fedmd", "eval.sent=true")
+    assert not [name for name in metrics(tmp_path)[-1] if "/sent/" in name]
 
 
 # where states lie

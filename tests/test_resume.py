@@ -223,6 +223,18 @@ def test_an_interruption_between_a_round_and_its_evaluation_does_not_lose_the_li
     assert_same(tmp_path, whole)
 
 
+def test_what_clients_sent_survives_such_an_interruption(tmp_path, monkeypatch):
+    one = "rounds=2", "algorithm=fedavg", "model=mlr", "eval.sent=true"
+    ran(tmp_path / "whole", *one)
+    with monkeypatch.context() as patch:
+        stopping(patch, "fedkd.engine.evaluate", 2)
+        with pytest.raises(Stop):
+            ran(tmp_path / "cut", *one)
+    resumed(tmp_path / "cut")
+    assert_same(tmp_path / "cut", tmp_path / "whole")
+    assert all("acc/sent/mean" in line for line in metrics(tmp_path / "cut"))
+
+
 # resume=auto
 
 

@@ -56,6 +56,7 @@ class Federation:
         self.local = world.local
         self.lr = world.local.lr_at(round, world.rounds)
         self.notes: dict[str, Placed[Any]] = {}  # what `personal` leaves for `observe` of the same evaluation
+        self.sent: Placed[Params] | None = None  # the models that the cohort last sent up, if it did
 
     @property
     def archs(self) -> list[str]:
@@ -99,6 +100,8 @@ class Federation:
         """Clients to server."""
         stacks = [(places, placed._stacks[arch]) for arch, places in self._groups.items()]
         self._ledger.up(self.round, what, len(self.cohort), [stack for _, stack in stacks])
+        if all(isinstance(stack, Params) for _, stack in stacks):
+            self.sent = placed
         return Received(stacks)
 
     @property
