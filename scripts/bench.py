@@ -61,8 +61,8 @@ class DropoutCNN(Architecture):
             nn.Conv2d(3, 32, 3),
             nn.ReLU(),
             nn.Conv2d(32, 64, 3),
+            nn.MaxPool2d(2),  # before the ReLU, as in all of fedkd's networks: the same function
             nn.ReLU(),
-            nn.MaxPool2d(2),
             nn.Dropout(0.25),
         )
         dense = nn.Flatten(), nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5)
