@@ -300,3 +300,28 @@ def test_has_convolution_and_batch_statistics_say_what_the_executors_need_to_kno
     assert facts(DNN()) == (False, False)
     assert facts(SmallCNN()) == (True, False)
     assert facts(Residual()) == (True, True)
+
+
+@dataclass(frozen=True)
+class OwnStart(DNN):
+    """A network that does not begin as its layers would."""
+
+    name: ClassVar[str] = "own_start"
+
+    def module(self, shape, classes):
+        module = super().module(shape, classes)
+        nn.init.zeros_(module.head.bias)
+        return module
+
+
+@pytest.mark.parametrize(("model", "again"), [(MLR(), True), (DNN(hidden=(5, 4)), True), (OwnStart(), False)])
+def test_parameters_drawn_anew_are_those_of_a_network_built_anew(model, again):
+    net = Net(model, SHAPE, 10)
+    assert (net._again is not None) == again
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        built = {name: p.detach() for name, p in net._build().named_parameters()}
+    first = net.init(7).weights
+    net.init(8)  # the next one leaves it alone
+    assert list(first) == list(built)
+    assert all(torch.equal(first[name], built[name]) for name in built)
