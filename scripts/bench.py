@@ -243,7 +243,7 @@ def growth(how: argparse.Namespace) -> None:
 
 
 # What a method's local work costs in passes over FedAvg's: forward and backward is 1, a forward alone a third.
-# With 1,000 public samples beside 40 clients of 400, a pass over the public samples is 2.5 of a client's.
+# With 1,000 public samples beside clients of 400, a pass over the public samples is 2.5 of a client's.
 COSTS: dict[str, tuple[dict[str, object], float]] = {
     "local": ({}, 1),
     "fedprox": ({}, 1),
@@ -266,14 +266,18 @@ COSTS: dict[str, tuple[dict[str, object], float]] = {
 
 
 def methods(how: argparse.Namespace) -> None:
-    """Each method's round against FedAvg's, in turn."""
-    images, parts = noise(40, 400)
-    of = world(images, parts, DNN(), Local(epochs=1, batch_size=20, lr=0.01), how)
-    print("\nDNN-128, 40 clients of 400 samples, batch 20: a round's time over FedAvg's, and by the arithmetic")
+    """Each method's round against FedAvg's, in turn, on a small network and on one that mostly computes."""
+    local = Local(epochs=1, batch_size=20, lr=0.01)
+    works = [(world(*noise(count, 400), model, local, how), count) for model, count in ((DNN(), 40), (CNN(), 6))]
+    print("\nClients of 400 samples, batch 20: a round's time over FedAvg's, and by the arithmetic")
+    print(f"{'':<12}{'40 DNN-128':>12}{'6 CNNs':>9}{'arithmetic':>12}")
     for name, (values, expected) in COSTS.items():
-        calls = [advancing(engine(of, algorithm, 40)) for algorithm in (FedAvg(), ALGORITHMS[name](**values))]
-        one, other = in_turn(calls, how.rounds or 5)
-        print(f"{name:<12}{other / one:>7.2f}{expected:>7.2f}", flush=True)
+        print(f"{name:<12}", end="", flush=True)
+        for (of, count), width in zip(works, (12, 9), strict=True):
+            calls = [advancing(engine(of, algorithm, count)) for algorithm in (FedAvg(), ALGORITHMS[name](**values))]
+            one, other = in_turn(calls, how.rounds or 5)
+            print(f"{other / one:>{width}.2f}", end="", flush=True)
+        print(f"{expected:>12.2f}", flush=True)
 
 
 def persfl(how: argparse.Namespace) -> None:
