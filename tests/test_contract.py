@@ -151,9 +151,10 @@ def _federation(run):
     return Federation(run.world, 1, np.arange(4), Ledger())
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", NAMES)
-def test_bf16_trains_to_nearly_the_same_model(name, tmp_path):
-    full, half = (ran(name, tmp_path / p, precision=p, rounds=1)[1] for p in ("fp32", "bf16"))
+def test_bf16_trains_to_nearly_the_same_model(name, executor, tmp_path):
+    full, half = (ran(name, tmp_path / p, executor=executor, precision=p, rounds=1)[1] for p in ("fp32", "bf16"))
     assert_close((full.server, everyone(full)), (half.server, everyone(half)), tolerance=0.05)
     assert all(leaf.dtype != torch.bfloat16 for leaf in leaves((half.server, everyone(half))))
 

@@ -97,8 +97,10 @@ def _descend(weight: Tensor, slope: Tensor, h: Tensor, rate: float) -> None:
     if onednn.gains(slope[0], h[0], LARGE):
         for w, s, one in zip(weight, slope, h, strict=True):
             w.sub_(onednn.product(s, one), alpha=rate)
-    else:
+    elif slope.dtype is weight.dtype:
         weight.baddbmm_(slope, h.mT, alpha=-rate)
+    else:  # a lower precision of products, by autocast
+        weight.sub_(torch.bmm(slope, h.mT), alpha=rate)
 
 
 def _for(h: Tensor, weight: Tensor) -> Tensor:

@@ -1,14 +1,19 @@
 """Cross-entropy's gradient written out, against autograd."""
 
+import itertools
+
 import pytest
 import torch
 from tiny import assert_close
 from torch import nn
 
+from fedkd.algorithms.scaffold import Corrected
 from fedkd.algorithms.steps import Proximal, supervised
-from fedkd.core.fit import slope, slopes
+from fedkd.core import tree
+from fedkd.core.fit import gradient, slope, slopes
 from fedkd.core.losses import Batch
-from fedkd.core.tree import stack, take
+from fedkd.core.tree import Params, stack, take
+from fedkd.models import dense
 from fedkd.models.cnn import SmallCNN
 from fedkd.models.dense import linear_layers
 from fedkd.models.mlp import DNN, MLR
@@ -42,6 +47,33 @@ def test_stacked_clients_have_the_gradients_they_have_alone(model, loss):
         alone, _ = slope(plain, net, *take((models, batch, *rest), client))
         assert_close(take(found, client), alone, tolerance=1e-6)
         assert list(found) == list(alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("loss", ["supervised", "proximal", "corrected"])
+def test_a_gradient_that_is_followed_at_once_leads_where_it_leads_when_kept(loss, dtype):
+    net, batch = DNN(hidden=(9, 6)).net(SHAPE, 10), batches()
+    models, other = (stack([net.init(seed + start) for seed in range(CLIENTS)]) for start in (0, 10))
+    fn, rest = {"supervised": (supervised, ()), "proximal": (Proximal(0.3), (other,)),
+                "corrected": (Corrected(), (other.weights,))}[loss]  # fmt: skip
+    found, _ = slopes(lambda *parts: fn(*parts), net, models, batch, *rest)  # noqa: PLW0108 - no shortcut
+    expected = tree.sub(models.weights, found, 0.1)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype is torch.bfloat16):
+        assert fn.descend(0.1, net, models, batch, *rest)
+    assert_close(models.weights, expected, tolerance=1e-6 if dtype is torch.float32 else 1e-2)
+
+
+def test_the_gradients_of_several_models_of_a_client_are_those_of_each():
+    net, batch = DNN(hidden=(9, 6)).net(SHAPE, 10), batches()
+    models = stack([stack([net.init(10 * client + i) for i in range(4)]) for client in range(CLIENTS)])
+    reads, logits = dense.forward(net.dense, models.weights, batch.x)
+    delta = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    found = dense.backward(net.dense, models.weights, reads, delta)
+    for client, i in itertools.product(range(CLIENTS), range(4)):
+        one = take(take(models, client), i)
+        alone, _ = gradient(lambda w, at=4 * client + i, x=batch.x[client]: (
+            (net.forward(Params(w, {}), x).logits.mT * delta[at]).sum(), {}), one.weights)  # fmt: skip
+        assert_close(take(take(found, client), i), alone)
 
 
 def test_only_networks_that_are_linear_layers_with_relu_between_count_as_dense():
