@@ -170,7 +170,7 @@ class PersFL(Algorithm):
     def best(self, net: Net, students: Params, verdicts: Verdict) -> tuple[Params, Tensor]:
         """The first best student."""
         point = verdicts.loss.argmin() if self.select == "loss" else verdicts.hits.argmax()
-        return tree.map(lambda leaf: leaf.index_select(0, point.view(1)).squeeze(0), students), point
+        return tree.pick(students, point), point
 
     def personal(self, server: Server, own: Placed[Client], fed: Federation) -> Placed[Params]:
         teacher, *_ = self.judge(own, fed.down(server.w, "model"), fed.round, fed)

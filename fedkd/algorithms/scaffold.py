@@ -23,6 +23,7 @@ from torch import Tensor
 from fedkd.algorithms.base import Algorithm, Nets, Setting, only, plain_sgd, register
 from fedkd.algorithms.steps import supervised, supervised_descent
 from fedkd.core import tree
+from fedkd.core.fit import Slope
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
 from fedkd.core.tree import Params, add, dot, scale, sub, zeros_like
@@ -51,6 +52,10 @@ class Corrected:
     def __call__(self, net: Net, y: Params, batch: Batch, c: Weights) -> tuple[Tensor, dict[str, Tensor]]:
         f, stats = supervised(net, y, batch)
         return f + dot(c, y.weights), stats
+
+    def along(self, slope: Slope, net: Net, y: Params, batch: Batch, c: Weights) -> tuple[Weights, dict[str, Tensor]]:
+        g, stats = slope(supervised, net, y, batch)
+        return add(g, c), stats
 
     def descend(self, rate: float, net: Net, y: Params, batch: Batch, c: Weights) -> bool:
         if not supervised_descent(rate, net, y, batch):

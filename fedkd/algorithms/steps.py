@@ -47,10 +47,12 @@ class Proximal:
         f, stats = supervised(net, w, batch)
         return f + self.strength / 2 * squared_distance(w.weights, centre.weights), stats
 
-    def slopes(self, net: Net, w: Params, batch: Batch, centre: Params) -> Weights | None:
+    def along(
+        self, slope: Slope, net: Net, w: Params, batch: Batch, centre: Params
+    ) -> tuple[Weights, dict[str, Tensor]]:
         """∇F_k(w) + strength (w − centre)."""
-        g = supervised_slopes(net, w, batch)
-        return None if g is None else add(g, sub(w.weights, centre.weights), self.strength)
+        g, stats = slope(supervised, net, w, batch)
+        return add(g, sub(w.weights, centre.weights), self.strength), stats
 
     def descend(self, rate: float, net: Net, w: Params, batch: Batch, centre: Params) -> bool:
         return descend_dense(net, w, batch, Follow(w.weights, rate, centre.weights, self.strength))

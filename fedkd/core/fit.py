@@ -46,7 +46,13 @@ def gradient(fn: Callable[[Weights], tuple[Tensor, Any]], weights: Weights) -> t
 
 
 def slope(loss: Loss, net: Any, model: Params, *rest: Any) -> tuple[Weights, dict[str, Tensor]]:
-    """∇loss(net, model, *rest) of one client, and the running statistics after it."""
+    """∇loss(net, model, *rest) of one client, and the running statistics after it.
+
+    A loss that adds to another what has a simple gradient of its own may say so: along(slope, net, model, *rest) takes
+    the other's gradient by `slope` and adds to it. Autograd would walk over the weights some six times for it.
+    """
+    if hasattr(loss, "along"):
+        return loss.along(slope, net, model, *rest)  # type: ignore[no-any-return]
     return gradient(lambda weights: loss(net, Params(weights, model.stats), *rest), model.weights)
 
 
@@ -66,6 +72,8 @@ def written_out(slopes: Callable[..., Any], descend: Callable[..., bool] | None 
 
 def slopes(loss: Loss, net: Any, models: Params, *rest: Any) -> tuple[Weights, dict[str, Tensor]]:
     """The same of several clients, stacked: their losses do not meet, so the sum's gradient is each one's own."""
+    if hasattr(loss, "along"):
+        return loss.along(slopes, net, models, *rest)  # type: ignore[no-any-return]
     if hasattr(loss, "slopes") and (found := loss.slopes(net, models, *rest)) is not None:
         return found, models.stats
 
