@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedkd.core.losses import Batch
 from fedkd.models import onednn
 
+threshold_backward = torch.ops.aten.threshold_backward.default  # the gradient behind a ReLU
 LARGE = 2**24  # multiply-adds of products that are taken one by one, by oneDNN, instead of all at once
 Layers = list[str]
 Weights = dict[str, Tensor]
@@ -71,7 +72,7 @@ def backward(
         weight, bias = (weights[name] for name in names)
         slope = delta.reshape(len(h), -1, delta.shape[-1])  # of all units that read h
         if h is not reads[0]:
-            delta = torch.bmm(weight.view(-1, *weight.shape[-2:]).mT, delta) * (h > 0)
+            delta = threshold_backward(torch.bmm(weight.view(-1, *weight.shape[-2:]).mT, delta), h, 0)
         if follow is not None:
             weight, bias = (follow.into[name] for name in names)
             if follow.centre is not None:
