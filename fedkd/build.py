@@ -269,6 +269,8 @@ def _compatibility(config: Config, algorithm: Algorithm, local: Local) -> list[s
     objective = config["objective"]
     if objective not in METRICS and type(algorithm).observe is Algorithm.observe:  # else it may be one of its own
         found.append(unknown("objective", objective, METRICS))
+    if "/sent/" in objective and not config["eval"]["sent"]:
+        found.append(f"objective={objective} judges what clients send up, which is not done: type eval.sent=true.")
     if "/shared/" in objective and type(algorithm).shared is Algorithm.shared:
         found.append(f"objective={objective} judges a server's model, but algorithm={algorithm.name} has none.")
     if "/validation/" in objective and not validation:

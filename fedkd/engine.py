@@ -156,6 +156,8 @@ class Engine:
             state.ledger.extend(fed.crossed)
             if settings.eval_sent and fed.sent is not None and self.is_due(number, settings.eval_every):
                 state.sent = Sent(torch.from_numpy(who), fed.sent._stacks)
+        if settings.eval_sent and fed.sent is None and number == 1:
+            log.warning("round 1: eval.sent=true, but algorithm=%s sent no model to judge.", self.algorithm.name)
 
     def save(self, state: State) -> None:
         checkpoint.save(

@@ -185,6 +185,9 @@ def test_the_headline_metric_is_one_this_run_will_have():
     assert told == "objective=acc/validation/mean needs a validation split, e.g. partition.validation=0.1."
     split = ("partition.train=0.6", "partition.validation=0.15")
     assert problems("algorithm=fedavg", "objective=acc/validation/mean", *split) == []
+    (told,) = problems("algorithm=fedavg", "objective=acc/sent/mean")
+    assert told == "objective=acc/sent/mean judges what clients send up, which is not done: type eval.sent=true."
+    assert problems("algorithm=fedavg", "objective=acc/sent/mean", "eval.sent=true") == []
 
 
 def test_a_plugin_that_is_not_there_is_told():

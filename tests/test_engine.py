@@ -227,8 +227,9 @@ def test_what_clients_sent_is_judged_before_it_is_averaged(tmp_path):
     assert "acc/sent/mean" in run.evaluate(state).metrics
 
 
-def test_methods_that_send_no_models_have_none_to_judge(tmp_path):
+def test_methods_that_send_no_models_have_none_to_judge_and_say_so(tmp_path, caplog):
     ran(tmp_path, "rounds=1", "algorithm=fedmd", "eval.sent=true")
+    assert "algorithm=fedmd sent no model" in caplog.text
     assert not [name for name in metrics(tmp_path)[-1] if "/sent/" in name]
 
 

@@ -23,7 +23,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -222,8 +221,8 @@ class Students:
     loss: Callable[[Tensor, Tensor, Batch], Tensor]  # from the students' logits and the teacher's
 
     def __call__(self, net: Net, students: Params, batch: Batch, teacher: Params) -> tuple[Tensor, dict[str, Tensor]]:
-        logits, stats = torch.vmap(lambda student: itemgetter(0, -1)(net.forward(student, batch.x)))(students)
-        return self.loss(logits, net.predict(teacher, batch.x), batch), stats
+        passed = torch.vmap(lambda student: net.forward(student, batch.x))(students)
+        return self.loss(passed.logits, net.predict(teacher, batch.x), batch), passed.stats
 
     def slopes(
         self, net: Net, students: Params, batch: Batch, teacher: Params, follow: dense.Follow | None = None

@@ -6,6 +6,7 @@ do not depend on how many workers there are.
 """
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,8 +57,8 @@ def _keep_freed_memory() -> None:
     By default every large tensor is mapped and unmapped, and its pages are cleared one by one, while the other threads
     wait: a fifth of the time of two workers with a model of 6 MB.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
-    if mallopt is not None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:  # glibc has it
         trim_threshold, mmap_threshold, most = -1, -3, 2**31 - 1
         mallopt(trim_threshold, most)
         mallopt(mmap_threshold, most)
