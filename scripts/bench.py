@@ -47,7 +47,8 @@ from fedkd.federation.workers import Workers
 from fedkd.logger.base import Loggers
 from fedkd.models.cnn import CNN
 from fedkd.models.mlp import DNN, MLR
-from fedkd.models.net import Architecture, Net, Shape, Split
+from fedkd.models.net import Architecture, Net, Shape
+from fedkd.models.split import Split
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from fedkd.federation.executors import choose
 from fedkd.federation.fed import World
 from fedkd.federation.population import Population, Shards
 from fedkd.logger.base import Loggers
-from fedkd.models.net import Architecture, Net, Split
+from fedkd.models.net import Architecture, Net
+from fedkd.models.split import Split
 
 # (input in 1/255, label): three samples at client 0, two at client 1
 CLIENTS = [[(51, 0), (204, 1), (255, 1)], [(102, 1), (153, 0)]]

@@ -19,7 +19,8 @@ from fedkd.federation.executors import choose
 from fedkd.federation.fed import World
 from fedkd.federation.population import Population
 from fedkd.logger.base import Loggers
-from fedkd.models.net import Architecture, Net, Split
+from fedkd.models.net import Architecture, Net
+from fedkd.models.split import Split
 
 CLASSES, SHAPE = 3, (1, 4, 4)
 # where a paper's values would take seconds a round

@@ -26,15 +26,14 @@ import torch
 from torch import Tensor
 
 from fedkd.algorithms.base import OneModel, Setting, SharedModel, View, register
-from fedkd.algorithms.steps import descend_dense, supervised, supervised_descent, supervised_slopes
+from fedkd.algorithms.steps import supervised
 from fedkd.core import tree
 from fedkd.core.fit import LeafByLeaf, Slope, written_out
 from fedkd.core.losses import Batch
-from fedkd.core.optim import Weights
+from fedkd.core.sinks import Part, Sink
 from fedkd.core.tree import Params, lerp
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
-from fedkd.models.dense import Follow
 from fedkd.models.net import Net
 
 
@@ -96,17 +95,11 @@ class APFL(OneModel):
         return {"alpha/mean": float(seen.mean()), "alpha/min": float(seen.min()), "alpha/max": float(seen.max())}
 
 
-def mixture_slopes(net: Net, pair: Params, batch: Batch, alpha: Tensor) -> Weights | None:
-    """The gradients of `mixture`, clients stacked."""
+def hand_mixture(sink: Sink, net: Net, pair: Params, batch: Batch, alpha: Tensor) -> bool:
     w, v = parted(net, pair)
-    g_w, g_v = supervised_slopes(net, w, batch), supervised_slopes(net, *at_mixture(w, v, batch, alpha))
-    return g_w and g_v and {**label("w.", g_w), **label("v.", g_v)}
-
-
-def mixture_descent(rate: float, net: Net, pair: Params, batch: Batch, alpha: Tensor) -> bool:
-    w, v = parted(net, pair)
-    mixed = at_mixture(w, v, batch, alpha)  # before w moves
-    return descend_dense(net, *mixed, Follow(v.weights, rate)) and supervised_descent(rate, net, w, batch)
+    v_bar, weighted = at_mixture(w, v, batch, alpha)  # before w moves
+    followed = net.cross_entropy(v_bar.weights, weighted, Part(sink, "v."))
+    return followed and net.cross_entropy(w.weights, batch, Part(sink, "w."))
 
 
 def at_mixture(w: Params, v: Params, batch: Batch, alpha: Tensor) -> tuple[Params, Batch]:
@@ -116,7 +109,7 @@ def at_mixture(w: Params, v: Params, batch: Batch, alpha: Tensor) -> tuple[Param
     return v._replace(weights=v_bar), batch._replace(weight=alpha.unsqueeze(-1) * batch.weight)
 
 
-@written_out(mixture_slopes, mixture_descent)
+@written_out(hand_mixture)
 def mixture(net: Net, pair: Params, batch: Batch, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """f_i(w_i) + f_i(v̄_i) with w_i fixed in the latter: the gradients ∇f_i(w_i) for w_i, α_i ∇f_i(v̄_i) for v_i."""
     w, v = parted(net, pair)

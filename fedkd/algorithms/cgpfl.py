@@ -28,7 +28,6 @@ Departures
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -36,9 +35,8 @@ import torch
 from torch import Tensor
 
 from fedkd.algorithms.base import Algorithm, Nets, Setting, View, only, plain_sgd, register
-from fedkd.algorithms.steps import Pair, envelope_round
+from fedkd.algorithms.steps import Envelope, Pair
 from fedkd.core import tree
-from fedkd.core.fit import LeafByLeaf
 from fedkd.core.kmeans import kmeans, match
 from fedkd.core.optim import Weights
 from fedkd.core.tree import Params, is_fake
@@ -97,8 +95,8 @@ class Clustered(Algorithm):
         omega = fed.down_each(self.models(server, fed), "model")  # l. 2, 4
         (theta,) = own
         pull = fed.lr * self.lambda_ if self.beta is None else self.beta
-        local = partial(envelope_round, lr=fed.lr, lambda_=self.lambda_, steps=self.S, pull=pull)  # l. 8, l. 10
-        theta, omega = fed.train(LeafByLeaf(local), Placed.pack(Pair, theta, omega), steps=self.R)  # l. 6-11
+        local = Envelope(fed.lr, self.lambda_, self.S, pull)  # l. 8, l. 10
+        theta, omega = fed.train(local, Placed.pack(Pair, theta, omega), steps=self.R)  # l. 6-11
         return self.aggregate(server, fed.up(omega, "model").stack(), fed), Placed.pack(Client, theta)
 
     def models(self, server: Server, fed: Federation) -> list[Weights]:

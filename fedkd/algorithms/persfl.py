@@ -34,7 +34,7 @@ from fedkd.algorithms.steps import supervised
 from fedkd.core import fit, tree
 from fedkd.core.errors import unknown
 from fedkd.core.losses import Batch, correct, per_sample_cross_entropy
-from fedkd.core.optim import Weights
+from fedkd.core.sinks import Sink
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -224,20 +224,16 @@ class Students:
         passed = torch.vmap(lambda student: net.forward(student, batch.x))(students)
         return self.loss(passed.logits, net.predict(teacher, batch.x), batch), passed.stats
 
-    def slopes(
-        self, net: Net, students: Params, batch: Batch, teacher: Params, follow: dense.Follow | None = None
-    ) -> Weights | None:
+    def hand(self, sink: Sink, net: Net, students: Params, batch: Batch, teacher: Params) -> bool:
         """The gradient by the logits is autograd's, the rest is written out; clients stacked."""
-        if net.dense is None:
-            return None
+        if net.dense is None or batch.y.dim() == 1:
+            return False
         o = dense.forward(net.dense, teacher.weights, batch.x).logits.mT
         reads, a = dense.forward(net.dense, students.weights, batch.x)
         by_client = a.view(len(o), -1, *a.shape[1:])
         found, _ = fit.gradient(lambda z: (self.loss(z["a"].mT, o, batch), {}), {"a": by_client})
-        return dense.backward(net.dense, students.weights, reads, found["a"].reshape(a.shape), follow)
-
-    def descend(self, rate: float, net: Net, students: Params, batch: Batch, teacher: Params) -> bool:
-        return self.slopes(net, students, batch, teacher, dense.Follow(students.weights, rate)) is not None
+        dense.backward(net.dense, students.weights, reads, found["a"].reshape(a.shape), sink)
+        return True
 
 
 def unjudged(w: Params) -> Client:

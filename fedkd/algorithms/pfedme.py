@@ -19,12 +19,10 @@ Departures
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from fedkd.algorithms.base import OneModel, Setting, SharedModel, plain_sgd, register
-from fedkd.algorithms.steps import Pair, envelope_round
-from fedkd.core.fit import LeafByLeaf
+from fedkd.algorithms.steps import Envelope, Pair
 from fedkd.core.tree import Params, lerp
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -73,8 +71,8 @@ class PFedMe(OneModel):
     def round(self, server: SharedModel, own: Placed[Client], fed: Federation) -> tuple[SharedModel, Placed[Client]]:
         omega, (theta,) = fed.down(server.w.weights, "model"), own  # w_{i,0} = w^t
         pull = (fed.lr if self.eta is None else self.eta) * self.lambda_
-        local = partial(envelope_round, lr=fed.lr, lambda_=self.lambda_, steps=self.K, pull=pull)
-        theta, omega = fed.train(LeafByLeaf(local), Placed.pack(Pair, theta, omega), steps=self.R)
+        local = Envelope(fed.lr, self.lambda_, self.K, pull)
+        theta, omega = fed.train(local, Placed.pack(Pair, theta, omega), steps=self.R)
         _, stats = theta
         weights, stats = fed.up(Placed.pack(Params, omega, stats), "model").mean()
         w_next = Params(lerp(server.w.weights, weights, self.beta), stats)  # (1 − β) w^t + β Σ_i w_{i,R} / S

@@ -21,11 +21,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedkd.algorithms.base import Algorithm, Nets, Setting, only, plain_sgd, register
-from fedkd.algorithms.steps import supervised, supervised_descent
-from fedkd.core import tree
+from fedkd.algorithms.steps import supervised
 from fedkd.core.fit import Slope
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
+from fedkd.core.sinks import Sink
 from fedkd.core.tree import Params, add, dot, scale, sub, zeros_like
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -57,10 +57,11 @@ class Corrected:
         g, stats = slope(supervised, net, y, batch)
         return add(g, c), stats
 
-    def descend(self, rate: float, net: Net, y: Params, batch: Batch, c: Weights) -> bool:
-        if not supervised_descent(rate, net, y, batch):
+    def hand(self, sink: Sink, net: Net, y: Params, batch: Batch, c: Weights) -> bool:
+        if not net.cross_entropy(y.weights, batch, sink):
             return False
-        tree.map(lambda y, c: y.sub_(c, alpha=rate), y.weights, c)
+        for name, shift in c.items():
+            sink.put(name, shift)
         return True
 
 

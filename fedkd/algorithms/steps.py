@@ -1,36 +1,27 @@
 """Steps that several papers share, each a pure function of one client."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedkd.core.fit import Slope, written_out
+from fedkd.core import tree
+from fedkd.core.fit import Descent, Fit, Slope, written_out
 from fedkd.core.losses import Batch, cross_entropy
-from fedkd.core.optim import Weights
-from fedkd.core.tree import Params, Rows, add, lerp, squared_distance, sub
-from fedkd.models.dense import Follow, cross_entropy_slopes
+from fedkd.core.optim import SGD, Weights
+from fedkd.core.sinks import Sink
+from fedkd.core.tree import Params, Rows, add, squared_distance, sub
 from fedkd.models.net import Net
 
 
-def supervised_slopes(net: Net, w: Params, batch: Batch) -> Weights | None:
-    return None if net.dense is None else cross_entropy_slopes(net.dense, w.weights, batch)
+def hand_supervised(sink: Sink, net: Net, w: Params, batch: Batch) -> bool:
+    return net.cross_entropy(w.weights, batch, sink)
 
 
-def supervised_descent(rate: float, net: Net, w: Params, batch: Batch) -> bool:
-    return descend_dense(net, w, batch, Follow(w.weights, rate))
-
-
-def descend_dense(net: Net, at: Params, batch: Batch, follow: Follow) -> bool:
-    """Follow the gradient of `supervised` at some models, if they are fully connected; clients stacked."""
-    if net.dense is None:
-        return False
-    cross_entropy_slopes(net.dense, at.weights, batch, follow)
-    return True
-
-
-@written_out(supervised_slopes, supervised_descent)
+@written_out(hand_supervised)
 def supervised(net: Net, w: Params, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy on the client's labels: F_k(w)."""
     out = net.forward(w, batch.x)
@@ -54,8 +45,8 @@ class Proximal:
         g, stats = slope(supervised, net, w, batch)
         return add(g, sub(w.weights, centre.weights), self.strength), stats
 
-    def descend(self, rate: float, net: Net, w: Params, batch: Batch, centre: Params) -> bool:
-        return descend_dense(net, w, batch, Follow(w.weights, rate, centre.weights, self.strength))
+    def hand(self, sink: Sink, net: Net, w: Params, batch: Batch, centre: Params) -> bool:
+        return net.cross_entropy(w.weights, batch, sink.pulled(centre.weights, self.strength))
 
 
 class Pair(NamedTuple):
@@ -65,18 +56,35 @@ class Pair(NamedTuple):
     omega: Weights
 
 
-def envelope_round(
-    slope: Slope, net: Net, pair: Pair, batch: Batch, *, lr: float, lambda_: float, steps: int, pull: float
-) -> Pair:
-    """Some steps of θ on one batch down f_i(θ) + λ/2 ‖θ − ω‖², then one of ω down its envelope; for `LeafByLeaf`.
+@dataclass(frozen=True)
+class Envelope:
+    """A step on one batch: `steps` of θ down F_k(θ) + λ/2 ‖θ − ω‖², then one of ω down that function's envelope.
 
-    θ ← θ − lr (∇f_i(θ) + λ (θ − ω)), `steps` times; ω ← ω − pull (ω − θ).
+    θ ← θ − lr (∇F_k(θ) + λ (θ − ω)), `steps` times; ω ← ω − pull (ω − θ). Like `Descent`, it writes over its carry.
     """
-    theta, omega = pair
-    for _ in range(steps):
-        g, stats = slope(supervised, net, theta, batch)
-        theta = Params(sub(lerp(theta.weights, omega, lr * lambda_), g, lr), stats)
-    return Pair(theta, lerp(omega, theta.weights, pull))
+
+    in_place: ClassVar[bool] = True
+
+    lr: float
+    lambda_: float
+    steps: int
+    pull: float
+
+    def __call__(self, net: Net, pair: Pair, batch: Batch) -> Pair:
+        return self._round(self._descent, net, pair, batch)
+
+    def together(self, net: Net, pair: Pair, batch: Batch) -> Pair:
+        return self._round(self._descent.together, net, pair, batch)
+
+    @cached_property
+    def _descent(self) -> Descent:
+        return Descent(Proximal(self.lambda_), SGD(self.lr))
+
+    def _round(self, descend: Callable[..., Fit], net: Net, pair: Pair, batch: Batch) -> Pair:
+        fit, omega = Fit(pair.theta, ()), pair.omega
+        for _ in range(self.steps):
+            fit = descend(net, fit, batch, Params(omega, {}))
+        return Pair(fit.model, tree.map(lambda w, theta: w.lerp_(theta, self.pull), omega, fit.model.weights))
 
 
 def class_means(total: Tensor, weight: Tensor) -> Rows:

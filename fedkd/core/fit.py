@@ -9,8 +9,10 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
 from fedkd.core import tree
+from fedkd.core.draws import drawing
 from fedkd.core.errors import FedkdError
 from fedkd.core.optim import Optimizer, State, Weights
+from fedkd.core.sinks import Follow, Kept
 from fedkd.core.tree import Params
 
 MARGIN = 1e-4  # by which a score must fall to count as better
@@ -21,6 +23,8 @@ Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 L = TypeVar("L", bound=Loss)
 # slope(loss, net, model, batch, *values) -> (its gradient, the running statistics after it)
 Slope = Callable[..., tuple[Weights, dict[str, Tensor]]]
+# hand(sink, net, model, batch, *values) -> whether the gradient is written out, and now in the sink
+Hand = Callable[..., bool]
 
 
 class Fit(NamedTuple):
@@ -45,42 +49,50 @@ def gradient(fn: Callable[[Weights], tuple[Tensor, Any]], weights: Weights) -> t
     return {k: torch.zeros_like(w) if g is None else g for (k, w), g in pairs}, tree.map(torch.Tensor.detach, aux)
 
 
+def written_out(hand: Hand) -> Callable[[L], L]:
+    """Give a loss its gradient: hand(sink, net, model, *rest) hands it to a sink, or returns False.
+
+    It must know by `rest` whether it is given one client or several, stacked. Autograd and vmap take more time of
+    small networks than arithmetic does, and of others some.
+    """
+
+    def give(loss: L) -> L:
+        loss.hand = hand  # type: ignore[attr-defined]
+        return loss
+
+    return give
+
+
 def slope(loss: Loss, net: Any, model: Params, *rest: Any) -> tuple[Weights, dict[str, Tensor]]:
     """∇loss(net, model, *rest) of one client, and the running statistics after it.
 
     A loss that adds to another what has a simple gradient of its own may say so: along(slope, net, model, *rest) takes
     the other's gradient by `slope` and adds to it. Autograd would walk over the weights some six times for it.
     """
+    if (found := _kept(loss, net, model, *rest)) is not None:
+        return found, model.stats
     if hasattr(loss, "along"):
         return loss.along(slope, net, model, *rest)  # type: ignore[no-any-return]
     return gradient(lambda weights: loss(net, Params(weights, model.stats), *rest), model.weights)
 
 
-def written_out(slopes: Callable[..., Any], descend: Callable[..., bool] | None = None) -> Callable[[L], L]:
-    """Give a loss its gradient, slopes(net, models, *rest), for several clients; None for nets that it cannot do.
-
-    Small nets gain: vmap and autograd take more of their time than arithmetic. descend(rate, net, models, *rest), if
-    there is one, follows it at once, in place and without keeping it, or returns False.
-    """
-
-    def give(loss: L) -> L:
-        loss.slopes, loss.descend = slopes, descend  # type: ignore[attr-defined]
-        return loss
-
-    return give
-
-
 def slopes(loss: Loss, net: Any, models: Params, *rest: Any) -> tuple[Weights, dict[str, Tensor]]:
     """The same of several clients, stacked: their losses do not meet, so the sum's gradient is each one's own."""
+    if (found := _kept(loss, net, models, *rest)) is not None:
+        return found, models.stats
     if hasattr(loss, "along"):
         return loss.along(slopes, net, models, *rest)  # type: ignore[no-any-return]
-    if hasattr(loss, "slopes") and (found := loss.slopes(net, models, *rest)) is not None:
-        return found, models.stats
 
     def losses(weights: Weights) -> tuple[Tensor, Any]:
         return torch.vmap(lambda model, *own: loss(net, model, *own))(Params(weights, models.stats), *rest)
 
     return gradient(losses, models.weights)
+
+
+def _kept(loss: Loss, net: Any, model: Params, *rest: Any) -> Weights | None:
+    """The gradient, if it is written out."""
+    sink = Kept(model.weights)
+    return sink.found if hasattr(loss, "hand") and loss.hand(sink, net, model, *rest) else None
 
 
 @dataclass(frozen=True)
@@ -115,17 +127,26 @@ class Descent:
 
     def __call__(self, net: Any, fit: Fit, *rest: Any) -> Fit:
         """One client's step."""
-        found, stats = slope(self.loss, net, fit.model, *rest)
-        weights, state = self.optimizer.update(fit.model.weights, found, fit.optimizer)
-        return Fit(Params(weights, stats), state)
+        return self._followed(net, fit, *rest) or self._step(slope, self.optimizer.update, net, fit, *rest)
 
     def together(self, net: Any, fit: Fit, *rest: Any) -> Fit:
         """The steps of several clients, stacked."""
-        follow, rate = getattr(self.loss, "descend", None), self.optimizer.plain_rate
-        if follow is not None and rate is not None and follow(rate, net, fit.model, *rest):
-            return fit
-        found, stats = slopes(self.loss, net, fit.model, *rest)
         update = self.optimizer.update if self.optimizer.stacks else torch.vmap(self.optimizer.update)
+        return self._followed(net, fit, *rest) or self._step(slopes, update, net, fit, *rest)
+
+    def _followed(self, net: Any, fit: Fit, *rest: Any) -> Fit | None:
+        """The step, if the gradient is written out and all there is to do is to follow it."""
+        rate, hand = self.optimizer.plain_rate, getattr(self.loss, "hand", None)
+        if hand is None or rate is None:
+            return None
+        follow = Follow(fit.model.weights, rate)
+        if not hand(follow, net, fit.model, *rest):
+            return None
+        follow.flush()
+        return fit
+
+    def _step(self, slope: Slope, update: Callable[..., Any], net: Any, fit: Fit, *rest: Any) -> Fit:
+        found, stats = slope(self.loss, net, fit.model, *rest)
         weights, state = update(fit.model.weights, found, fit.optimizer)
         return Fit(Params(weights, stats), state)
 
@@ -169,7 +190,8 @@ def descend(
     fake = any(map(tree.is_fake, start.weights.values()))
     least = patience.score(start) if patience else torch.zeros(())
     for t in range(min(steps, 1) if fake else steps):
-        found, stats = slope(loss, net, model, batch(t), *values)
+        with drawing(t):
+            found, stats = slope(loss, net, model, batch(t), *values)
         weights, state = optimizer(t).update(model.weights, _without_rounding(found), state)
         model, last = Params(weights, stats), t + 1
         if fake or patience is None or (last % patience.every and last < steps):

@@ -24,6 +24,13 @@ def per_sample_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return -torch.log_softmax(logits.mT, -2).gather(-2, y.unsqueeze(-2)).squeeze(-2)
 
 
+def cross_entropy_slope(logits: Tensor, batch: Batch, classes: int = -1) -> Tensor:
+    """The gradient of `cross_entropy` by the logits, whose classes are along that axis."""
+    slope = torch.softmax(logits, classes)
+    slope.scatter_(classes, batch.y.unsqueeze(classes), -1, reduce="add")
+    return slope.mul_(batch.weight.unsqueeze(classes))
+
+
 def soft_cross_entropy(logits: Tensor, target: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy to target probabilities; its gradient is that of KL(target ‖ softmax(logits))."""
     return -(batch.weight * (target * torch.log_softmax(logits, -1)).sum(-1)).sum()

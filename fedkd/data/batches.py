@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkd.core.losses import Batch
 from fedkd.data.datasets import Images
@@ -32,32 +33,41 @@ class Walk(NamedTuple):
 
 
 class Stream:
-    """A walk through images, on their device; the images of several small steps are fetched at once."""
+    """A walk through images, on their device; the images of several small steps are fetched at once.
 
-    def __init__(self, images: Images, walk: Walk, *, mean: bool) -> None:
-        self.images, self.walk, self.mean = images, walk, mean
-        self._fetched, self._from, self._to = Batch(*[torch.empty(0)] * 4), 0, 0  # batches _from to _to of the walk
+    `seed` gives that of whatever else a client draws along its walk, by the client's place.
+    """
+
+    def __init__(self, images: Images, walk: Walk, *, mean: bool, seed: Callable[[int], int] = int) -> None:
+        self.images, self.walk, self.mean, self.seed = images, walk, mean, seed
+        self._fetched: dict[tuple[int, int | None], Batch] = {}  # by step and rank, or by step alone
         device = images.pixels.device
         real = np.arange(walk.rows.shape[1]) < walk.sizes[:, None]
         weight = real / np.maximum(walk.sizes, 1)[:, None] if mean else real
         self._rows = torch.from_numpy(walk.rows).to(device)
         self._weight = torch.from_numpy(weight.astype(np.float32)).to(device)
+        self._some = max(1, FETCHED // (walk.rows.shape[1] * images.pixels[0].numel() * 4))  # batches
 
     def step(self, t: int) -> Batch:
         """The batches of every busy client at step t, stacked."""
-        start = self.walk.start
-        first, end = int(start[t]), int(start[t + 1])
-        if not self._from <= first < end <= self._to:
-            some = FETCHED // (self.walk.rows.shape[1] * self.images.pixels[0].numel() * 4)
-            self._from, self._to = first, max(end, int(start[np.searchsorted(start, first + some, side="right") - 1]))
-            self._fetched = self._batch(slice(self._from, self._to))
-        here = slice(first - self._from, end - self._from)
-        return Batch(*(part[here] for part in self._fetched))
+        if (t, None) not in self._fetched:
+            start = self.walk.start
+            end = max(t + 1, int(np.searchsorted(start, start[t] + self._some, side="right")) - 1)
+            several = self._batch(slice(int(start[t]), int(start[end])))
+            steps = zip(*(torch.split(part, self.walk.alive[t:end].tolist()) for part in several), strict=True)
+            self._fetched = {(t + i, None): Batch(*parts) for i, parts in enumerate(steps)}
+        return self._fetched[t, None]
 
     def one(self, t: int, rank: int) -> Batch:
         """The batch of one client at step t, without padding."""
-        at = int(self.walk.start[t]) + rank
-        return self._batch((at, slice(max(int(self.walk.sizes[at]), 1))))
+        if (t, rank) not in self._fetched:
+            start = self.walk.start[t : t + self._some]
+            at = start[: (self.walk.alive[t : t + self._some] > rank).sum()] + rank
+            several = self._batch(torch.from_numpy(at).to(self._rows.device))
+            steps = zip(*(part.unbind() for part in several), strict=True)
+            self._fetched = {(t + i, rank): Batch(*parts) for i, parts in enumerate(steps)}
+        batch, size = self._fetched[t, rank], max(int(self.walk.sizes[self.walk.start[t] + rank]), 1)
+        return batch if size == len(batch.y) else Batch(*(part[:size] for part in batch))
 
     def first(self) -> "Stream":
         """The same stream, ending after its first step."""
@@ -66,7 +76,7 @@ class Stream:
             self.images, Walk(walk.rows[:count], walk.sizes[:count], walk.start[:2], walk.order), mean=self.mean
         )
 
-    def _batch(self, at: slice | tuple[int, slice]) -> Batch:
+    def _batch(self, at: slice | Tensor) -> Batch:
         rows = self._rows[at]
         labels = self.images.labels.index_select(0, rows.view(-1)).view(rows.shape)
         return Batch(self.images.batch(rows), labels, self._weight[at], rows)

@@ -276,7 +276,7 @@ class Federation:
                 walk = batches.steps(shards, [local.steps] * len(clients), local.batch_size, order)
             else:
                 walk = batches.epochs(shards, local.epochs or 1, local.batch_size, order)
-            streams.append(Stream(images, walk, mean=True))
+            streams.append(Stream(images, walk, mean=True, seed=self._seed_of(clients, purpose)))
         if beside is not None:
             public = [np.arange(len(self._public.labels))] * len(clients)
             counts = [self._steps(len(shard), local) for shard in shards]
@@ -288,6 +288,10 @@ class Federation:
         """Shuffles by (seed, round, client, purpose)."""
         rngs = [numpy_rng(self._world.seed, purpose, self.round, int(client)) for client in clients]
         return lambda place, count: rngs[place].permutation(count)
+
+    def _seed_of(self, clients: np.ndarray, purpose: str) -> Callable[[int], int]:
+        """Of what a client draws beside its batches, by its place."""
+        return lambda place: derive(self._world.seed, "draws", purpose, self.round, int(clients[place]))
 
     def _check_finite(self, trained: Placed[Any]) -> None:
         bad: list[int] = []

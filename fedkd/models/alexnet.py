@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedkd.models.mlp import hidden_layers
-from fedkd.models.net import Architecture, Shape, Split, needs, not_positive, register
+from fedkd.models.net import Architecture, Shape, needs, not_positive, register
+from fedkd.models.split import Split
 
 
 @register("alexnet")

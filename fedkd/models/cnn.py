@@ -10,7 +10,8 @@ from itertools import pairwise
 from torch import nn
 
 from fedkd.models.mlp import hidden_layers
-from fedkd.models.net import Architecture, Shape, Split, needs, not_positive, register
+from fedkd.models.net import Architecture, Shape, needs, not_positive, register
+from fedkd.models.split import Split
 
 
 @register("cnn")

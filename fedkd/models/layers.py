@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 
-from fedkd.models import onednn
+from fedkd.core import onednn
+from fedkd.core.draws import mask
 
 
 class Linear(nn.Linear):
@@ -53,6 +54,15 @@ class Flatten(nn.Flatten):
         return super().forward(x)
 
 
+class Dropout(nn.Dropout):
+    """Masks by `drawing`'s seed; clients that are stacked cannot have masks of their own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or peek_interpreter_stack() is not None:  # where torch says so
+            return super().forward(x)
+        return x * mask(x, self.p)
+
+
 def _channels_last(slope: Tensor) -> Tensor:
     return slope.contiguous(memory_format=torch.channels_last)
 
@@ -61,4 +71,4 @@ def _lies_channels_last(x: Tensor) -> bool:
     return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
-FASTER: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: Linear, nn.Flatten: Flatten}
+FASTER: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: Linear, nn.Flatten: Flatten, nn.Dropout: Dropout}

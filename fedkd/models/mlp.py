@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from torch import nn
 
-from fedkd.models.net import Architecture, Shape, Split, not_positive, register
+from fedkd.models.net import Architecture, Shape, not_positive, register
+from fedkd.models.split import Split
 
 
 @register("mlr")

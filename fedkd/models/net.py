@@ -1,7 +1,6 @@
 """An architecture as pure functions of its parameters: init, forward, predict, features, stage, head."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
@@ -12,77 +11,19 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedkd.core import tree
 from fedkd.core.errors import ConfigError, unknown
+from fedkd.core.losses import Batch
+from fedkd.core.optim import Weights
 from fedkd.core.registry import Registry
+from fedkd.core.sinks import Sink
 from fedkd.core.tree import Params
-from fedkd.models import dense
+from fedkd.models import chain, dense
 from fedkd.models.layers import FASTER
 from fedkd.models.lent import Layers, Lent
+from fedkd.models.split import Pass, Split
 
 Shape = tuple[int, int, int]  # channels, height, width
 INITS = ("default", "zeros")
 CHUNK = 512  # samples a prediction takes at once, so that memory does not grow with the data
-
-
-class Pass(NamedTuple):
-    """What a pass through a network gives."""
-
-    logits: Tensor
-    features: Tensor  # what enters the head
-    stage_in: Tensor  # what enters the last stage
-    stage_out: Tensor  # what leaves it
-
-
-class Split(nn.Module):
-    """Features, then head: the one seam every method that shares or looks at a part of the network uses.
-
-    Parameters
-    ----------
-    stage : which of the features' children are the network's last stage; what precedes it is the trunk, what follows
-        it (pooling, a feature layer) only shapes the features. None: the last two convolutions or linear layers.
-    inner : the layers of the stage, by their names in `features`, that read its inner channels: those a narrower stage
-        has fewer of. None: every convolution or linear layer of the stage but its first.
-
-    A projection, if the architecture asks for one, comes between them, and what leaves it counts as the features.
-    """
-
-    projection: nn.Module | None
-
-    def __init__(
-        self, features: nn.Module, head: nn.Module, stage: slice | None = None, inner: Sequence[str] | None = None
-    ) -> None:
-        super().__init__()
-        self.features = features
-        self.register_module("projection", None)  # parameters are listed in this order
-        self.head = head
-        children = dict(features.named_children()) if isinstance(features, nn.Sequential) else {}
-        layers = [name for name, child in children.items() if isinstance(child, nn.Linear | nn.modules.conv._ConvNd)]
-        if stage is None:
-            first = [*children].index(layers[-2:][0]) if layers else 0
-            flat = len(children) > 1 and isinstance([*children.values()][-1], nn.Flatten)  # leave maps as they are
-            stage = slice(first, len(children) - flat)
-        within = [*children][stage]
-        self.inner = [name for name in layers if name in within][1:] if inner is None else [*inner]
-        # before, in and after the last stage: a tuple, as the layers belong to `features`
-        self.parts: tuple[nn.Module, nn.Module, nn.Module] = (nn.Identity(), features, nn.Identity())
-        if isinstance(features, nn.Sequential):
-            self.parts = features[: stage.start], features[stage], features[stage.stop :]
-
-    def forward(self, x: Tensor) -> Pass:
-        trunk, stage, rest = self.parts
-        stage_in = trunk(x)
-        stage_out = stage(stage_in)
-        features = rest(stage_out)
-        if self.projection is not None:
-            features = self.projection(features)
-        return Pass(self.head(features), features, stage_in, stage_out)
-
-    def project(self, size: int) -> None:
-        """Put a two-layer projection of `size` outputs before the head (Chen et al., ICML 2020)."""
-        if not isinstance(self.head, nn.Linear):
-            raise ConfigError("model.projection goes before a linear head, and this model has none; leave it null.")
-        wide, classes = self.head.in_features, self.head.out_features
-        self.projection = nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, size))
-        self.head = nn.Linear(size, classes)
 
 
 @dataclass(frozen=True)
@@ -166,8 +107,10 @@ class Net:
         self.stats = {name: b.shape for name, b in module.named_buffers()}
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
         self.batch_statistics = any(isinstance(m, _NormBase) for m in module.modules())
+        self.draws = any(isinstance(m, nn.Dropout) for m in module.modules())  # at random, while it trains
         plain = module.projection is None
         self.dense = dense.linear_layers(module.features, module.head) if plain else None  # all of its layers, if so
+        self.chain = chain.of(module) if self.has_convolution else None
         # layers that hold parameters, first to last
         self.layers = list(dict.fromkeys(name.rpartition(".")[0] for name in self.weights))
         # layers that read the last stage's inner channels, and how many there are: what the layer before each puts out
@@ -223,6 +166,8 @@ class Net:
 
     def forward(self, model: Params, x: Tensor) -> Output:
         """A training pass: batch statistics are used, and the running ones updated in the output."""
+        if self.chain is not None and torch.is_grad_enabled() and self.chain.serves(x):
+            return Output(*self.chain.show(model.weights, x), {})
         stats = {name: value.clone() for name, value in model.stats.items()}
         with self._in_training(x).having({**model.weights, **stats}) as module:
             seen: Pass = module(x)
@@ -231,6 +176,16 @@ class Net:
     def _in_training(self, x: Tensor) -> Lent[Split]:
         alone = self.batch_statistics and len(x) == 1  # one sample has no variance: the running statistics serve
         return self._layers.predicting if alone else self._layers.training
+
+    def cross_entropy(self, weights: Weights, batch: Batch, sink: Sink) -> bool:
+        """Hand the gradient of cross-entropy to `sink`, if it is written out: for stacked clients or for one."""
+        if batch.y.dim() > 1 and self.dense is not None:
+            dense.cross_entropy(self.dense, weights, batch, sink)
+        elif batch.y.dim() == 1 and self.chain is not None and self.chain.serves(batch.x):
+            self.chain.cross_entropy(weights, batch, sink)
+        else:
+            return False
+        return True
 
     def predict(self, model: Params, x: Tensor) -> Tensor:
         """Logits, by the running statistics."""

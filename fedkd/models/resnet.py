@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedkd.models.net import Architecture, Shape, Split, not_positive, register
+from fedkd.models.net import Architecture, Shape, not_positive, register
+from fedkd.models.split import Split
 
 
 @register("resnet18")

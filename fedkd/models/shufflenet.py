@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedkd.models.net import Architecture, Shape, Split, not_positive, register
+from fedkd.models.net import Architecture, Shape, not_positive, register
 from fedkd.models.resnet import split
+from fedkd.models.split import Split
 
 
 @register("shufflenet")

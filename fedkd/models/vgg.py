@@ -13,7 +13,8 @@ from typing import ClassVar
 from torch import nn
 
 from fedkd.models.mlp import hidden_layers
-from fedkd.models.net import Architecture, Shape, Split, needs, not_positive, register
+from fedkd.models.net import Architecture, Shape, needs, not_positive, register
+from fedkd.models.split import Split
 
 CHANNELS = (64, 128, 256, 512, 512)  # of the five stages, each of which ends in a 2x2 pool
 

@@ -18,7 +18,8 @@ from fedkd.algorithms.fedavg import FedAvg
 from fedkd.core import fit, tree
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Local
-from fedkd.models.net import MODELS, Architecture, Net, Split
+from fedkd.models.net import MODELS, Architecture, Net
+from fedkd.models.split import Split
 
 SLOW = pytest.mark.slow
 EXECUTORS = ("serial", "vmapped")
@@ -195,7 +196,7 @@ def test_it_trains_the_networks_of_the_tables(name, tmp_path):
         run.advance(state)
     for key, weight in states[0].server.w.weights.items():
         assert weight.isfinite().all()
-        if not torch.equal(weight, states[1].server.w.weights[key]):
+        if (weight - states[1].server.w.weights[key]).abs().max() > 1e-7:  # rounding is not alignment
             moved.add(key.split(".")[1])
     assert moved == {"cnn": {"3", "7"}, "resnet18": {"layer4"}, "shufflenet": {"stage4"}}[name]
 

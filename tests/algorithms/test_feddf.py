@@ -25,7 +25,8 @@ from fedkd.federation.executors import choose
 from fedkd.federation.executors.outline import Outline
 from fedkd.federation.fed import Federation
 from fedkd.federation.ledger import Ledger
-from fedkd.models.net import Architecture, Net, Split
+from fedkd.models.net import Architecture, Net
+from fedkd.models.split import Split
 
 EXECUTORS = ("serial", "vmapped")
 SHORT = {"steps": 12, "patience": 8, "check_every": 4}  # for worlds of a few samples

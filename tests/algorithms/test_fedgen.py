@@ -24,7 +24,8 @@ from fedkd.engine import Settings
 from fedkd.evaluate import evaluate
 from fedkd.federation.fed import Federation
 from fedkd.federation.ledger import Ledger
-from fedkd.models.net import Architecture, Net, Split
+from fedkd.models.net import Architecture, Net
+from fedkd.models.split import Split
 
 EXECUTORS = ("serial", "vmapped")
 NOISE, HIDDEN = 2, 3

@@ -25,7 +25,8 @@ from fedkd.core.seeds import numpy_rng
 from fedkd.core.tree import Rows, mean_rows
 from fedkd.engine import Settings
 from fedkd.evaluate import evaluate
-from fedkd.models.net import Architecture, Net, Split
+from fedkd.models.net import Architecture, Net
+from fedkd.models.split import Split
 
 EXECUTORS = ("serial", "vmapped")
 

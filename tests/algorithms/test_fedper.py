@@ -6,7 +6,8 @@ from oracle import CLIENTS, LR, client, data, federation, softmax
 from tiny import engine, everyone
 
 from fedkd.algorithms.fedper import FedPer
-from fedkd.models.net import Architecture, Net, Split
+from fedkd.models.net import Architecture, Net
+from fedkd.models.split import Split
 
 
 class TwoScalars(Architecture):

@@ -12,6 +12,7 @@ from fedkd.algorithms.steps import Proximal, supervised
 from fedkd.core import tree
 from fedkd.core.fit import gradient, slope, slopes
 from fedkd.core.losses import Batch
+from fedkd.core.sinks import Follow, Kept
 from fedkd.core.tree import Params, stack, take
 from fedkd.models import dense
 from fedkd.models.cnn import SmallCNN
@@ -59,7 +60,9 @@ def test_a_gradient_that_is_followed_at_once_leads_where_it_leads_when_kept(loss
     found, _ = slopes(lambda *parts: fn(*parts), net, models, batch, *rest)  # noqa: PLW0108 - no shortcut
     expected = tree.sub(models.weights, found, 0.1)
     with torch.autocast("cpu", dtype=dtype, enabled=dtype is torch.bfloat16):
-        assert fn.descend(0.1, net, models, batch, *rest)
+        follow = Follow(models.weights, 0.1)
+        assert fn.hand(follow, net, models, batch, *rest)
+        follow.flush()
     assert_close(models.weights, expected, tolerance=1e-6 if dtype is torch.float32 else 1e-2)
 
 
@@ -68,12 +71,13 @@ def test_the_gradients_of_several_models_of_a_client_are_those_of_each():
     models = stack([stack([net.init(10 * client + i) for i in range(4)]) for client in range(CLIENTS)])
     reads, logits = dense.forward(net.dense, models.weights, batch.x)
     delta = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
-    found = dense.backward(net.dense, models.weights, reads, delta)
+    kept = Kept(models.weights)
+    dense.backward(net.dense, models.weights, reads, delta, kept)
     for client, i in itertools.product(range(CLIENTS), range(4)):
         one = take(take(models, client), i)
         alone, _ = gradient(lambda w, at=4 * client + i, x=batch.x[client]: (
             (net.forward(Params(w, {}), x).logits.mT * delta[at]).sum(), {}), one.weights)  # fmt: skip
-        assert_close(take(take(found, client), i), alone)
+        assert_close(take(take(kept.found, client), i), alone)
 
 
 def test_only_networks_that_are_linear_layers_with_relu_between_count_as_dense():

@@ -17,7 +17,8 @@ from fedkd.core.tree import Params
 from fedkd.models.cnn import CNN, SmallCNN
 from fedkd.models.mixed import nets_of
 from fedkd.models.mlp import DNN, MLR
-from fedkd.models.net import CHUNK, MODELS, Architecture, Net, Shape, Split, register
+from fedkd.models.net import CHUNK, MODELS, Architecture, Net, Shape, register
+from fedkd.models.split import Split
 from fedkd.models.vgg import VGG11
 
 SHAPE = (1, 8, 8)

@@ -1,10 +1,12 @@
 """One client after another."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 
 from fedkd.core import tree
+from fedkd.core.draws import drawing
 from fedkd.core.tree import Tree
 from fedkd.data.batches import Stream
 from fedkd.federation.executors.base import Executor
@@ -29,9 +31,10 @@ class Serial(Executor):
         done: list[Tree] = [None] * len(walk.order)
         for rank, client in enumerate(walk.order.tolist()):
             own, value = tree.map(_channels_last, tree.take((carry, tuple(values)), client))
-            for t in range(int((walk.alive > rank).sum())):
-                with self.precision(device):
-                    own = step(net, own, *(stream.one(t, rank) for stream in streams), *value)
+            with drawing(streams[0].seed(client)) if net.draws else nullcontext():
+                for t in range(int((walk.alive > rank).sum())):
+                    with self.precision(device):
+                        own = step(net, own, *(stream.one(t, rank) for stream in streams), *value)
             done[client] = own
         return tree.stack(done) if len(done) > 1 else tree.map(lambda leaf: leaf.unsqueeze(0), done[0])
 
