@@ -173,8 +173,9 @@ class Chain:
         self.shown = sorted({*seen} - {0})
 
     def serves(self, x: Tensor) -> bool:
-        """Whether it can be used: not under vmap, nor in a lower precision."""
-        return peek_interpreter_stack() is None and not torch.is_autocast_enabled(x.device.type)
+        """Whether it can be used: not under vmap, in a lower precision, or for the gradient by the images."""
+        plain = peek_interpreter_stack() is None and not torch.is_autocast_enabled(x.device.type)
+        return plain and not x.requires_grad
 
     def cross_entropy(self, weights: Weights, batch: Batch, sink: Sink) -> None:
         """Hand ∇ of cross-entropy on the batch to `sink`."""

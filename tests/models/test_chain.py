@@ -154,11 +154,12 @@ def test_networks_with_other_layers_are_left_to_autograd():
         assert chain.of(Split(nn.Sequential(*body), nn.Linear(4, 2))) is None
 
 
-def test_neither_vmap_nor_a_lower_precision_go_through_the_chain():
+def test_vmap_a_lower_precision_and_gradients_by_the_images_do_not_go_through_the_chain():
     net, x = LeNet().net(SHAPE, 10), batch(2).x
     assert net.chain.serves(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not net.chain.serves(x)
+    assert not net.chain.serves(x.clone().requires_grad_())
     seen = []
     torch.vmap(lambda image: seen.append(net.chain.serves(image)) or image)(x)
     assert seen == [False]
