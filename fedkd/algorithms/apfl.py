@@ -28,9 +28,9 @@ from torch import Tensor
 from fedkd.algorithms.base import OneModel, Setting, SharedModel, View, register
 from fedkd.algorithms.steps import supervised
 from fedkd.core import tree
+from fedkd.core.factors import Factors
 from fedkd.core.fit import LeafByLeaf, Slope, written_out
 from fedkd.core.losses import Batch
-from fedkd.core.sinks import Part, Sink
 from fedkd.core.tree import Params, lerp
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -95,11 +95,11 @@ class APFL(OneModel):
         return {"alpha/mean": float(seen.mean()), "alpha/min": float(seen.min()), "alpha/max": float(seen.max())}
 
 
-def hand_mixture(sink: Sink, net: Net, pair: Params, batch: Batch, alpha: Tensor) -> bool:
+def hand_mixture(net: Net, pair: Params, batch: Batch, alpha: Tensor) -> Factors | None:
     w, v = parted(net, pair)
-    v_bar, weighted = at_mixture(w, v, batch, alpha)  # before w moves
-    followed = net.cross_entropy(v_bar.weights, weighted, Part(sink, "v."))
-    return followed and net.cross_entropy(w.weights, batch, Part(sink, "w."))
+    v_bar, weighted = at_mixture(w, v, batch, alpha)
+    for_w, for_v = net.cross_entropy(w.weights, batch), net.cross_entropy(v_bar.weights, weighted)
+    return None if for_w is None or for_v is None else Factors(**for_w.named("w."), **for_v.named("v."))
 
 
 def at_mixture(w: Params, v: Params, batch: Batch, alpha: Tensor) -> tuple[Params, Batch]:

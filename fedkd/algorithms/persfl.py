@@ -33,12 +33,11 @@ from fedkd.algorithms.base import Algorithm, Nets, Setting, View, only, register
 from fedkd.algorithms.steps import supervised
 from fedkd.core import fit, tree
 from fedkd.core.errors import unknown
+from fedkd.core.factors import Factors
 from fedkd.core.losses import Batch, correct, per_sample_cross_entropy
-from fedkd.core.sinks import Sink
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
-from fedkd.models import dense
 from fedkd.models.net import Net
 
 CHOICES = {
@@ -224,16 +223,17 @@ class Students:
         passed = torch.vmap(lambda student: net.forward(student, batch.x))(students)
         return self.loss(passed.logits, net.predict(teacher, batch.x), batch), passed.stats
 
-    def hand(self, sink: Sink, net: Net, students: Params, batch: Batch, teacher: Params) -> bool:
+    def hand(self, net: Net, students: Params, batch: Batch, teacher: Params) -> Factors | None:
         """The gradient by the logits is autograd's, the rest is written out; clients stacked."""
         if net.dense is None or batch.y.dim() == 1:
-            return False
-        o = dense.forward(net.dense, teacher.weights, batch.x).logits.mT
-        reads, a = dense.forward(net.dense, students.weights, batch.x)
+            return None
+        o = net.dense.predict(teacher, batch.x)
+        reads, a = net.dense.trace(students.weights, batch.x)
         by_client = a.view(len(o), -1, *a.shape[1:])
-        found, _ = fit.gradient(lambda z: (self.loss(z["a"].mT, o, batch), {}), {"a": by_client})
-        dense.backward(net.dense, students.weights, reads, found["a"].reshape(a.shape), sink)
-        return True
+        slope, _ = fit.gradient(lambda z: (self.loss(z["a"].mT, o, batch), {}), {"a": by_client})
+        found = Factors()
+        net.dense.retrace(students.weights, reads, slope["a"].reshape(a.shape), found)
+        return found
 
 
 def unjudged(w: Params) -> Client:

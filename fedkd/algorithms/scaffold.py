@@ -22,10 +22,9 @@ from torch import Tensor
 
 from fedkd.algorithms.base import Algorithm, Nets, Setting, only, plain_sgd, register
 from fedkd.algorithms.steps import supervised
-from fedkd.core.fit import Slope
+from fedkd.core.factors import Beside
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
-from fedkd.core.sinks import Sink
 from fedkd.core.tree import Params, add, dot, scale, sub, zeros_like
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -49,20 +48,14 @@ class Delta(NamedTuple):
 class Corrected:
     """f_i(y) + ⟨c − c_i, y⟩, whose gradient is g_i(y) − c_i + c: so y_i ← y_i − η_l (g_i(y_i) − c_i + c), l. 10."""
 
+    bare = staticmethod(supervised)
+
     def __call__(self, net: Net, y: Params, batch: Batch, c: Weights) -> tuple[Tensor, dict[str, Tensor]]:
         f, stats = supervised(net, y, batch)
         return f + dot(c, y.weights), stats
 
-    def along(self, slope: Slope, net: Net, y: Params, batch: Batch, c: Weights) -> tuple[Weights, dict[str, Tensor]]:
-        g, stats = slope(supervised, net, y, batch)
-        return add(g, c), stats
-
-    def hand(self, sink: Sink, net: Net, y: Params, batch: Batch, c: Weights) -> bool:
-        if not net.cross_entropy(y.weights, batch, sink):
-            return False
-        for name, shift in c.items():
-            sink.put(name, shift)
-        return True
+    def beside(self, c: Weights) -> Beside:
+        return Beside(shift=c)
 
 
 @register("scaffold")

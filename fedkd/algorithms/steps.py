@@ -9,19 +9,26 @@ import torch
 from torch import Tensor
 
 from fedkd.core import tree
-from fedkd.core.fit import Descent, Fit, Slope, written_out
+from fedkd.core.factors import Beside, Factors
+from fedkd.core.fit import Descent, Fit, written_out
 from fedkd.core.losses import Batch, cross_entropy
 from fedkd.core.optim import SGD, Weights
-from fedkd.core.sinks import Sink
-from fedkd.core.tree import Params, Rows, add, squared_distance, sub
+from fedkd.core.tree import Params, Rows, squared_distance
 from fedkd.models.net import Net
 
 
-def hand_supervised(sink: Sink, net: Net, w: Params, batch: Batch) -> bool:
-    return net.cross_entropy(w.weights, batch, sink)
+def hand_supervised(net: Net, w: Params, batch: Batch) -> Factors | None:
+    return net.cross_entropy(w.weights, batch)
 
 
-@written_out(hand_supervised)
+def walk_supervised(net: Net, weights: Weights, batches: Batch, alive: list[int], rate: float, beside: Beside) -> bool:
+    if net.dense is None:
+        return False
+    net.dense.walk(weights, batches, alive, rate, beside)
+    return True
+
+
+@written_out(hand_supervised, walk_supervised)
 def supervised(net: Net, w: Params, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy on the client's labels: F_k(w)."""
     out = net.forward(w, batch.x)
@@ -32,21 +39,16 @@ def supervised(net: Net, w: Params, batch: Batch) -> tuple[Tensor, dict[str, Ten
 class Proximal:
     """F_k(w) + strength/2 ‖w − centre‖²: training on the client's labels, pulled towards another model."""
 
+    bare = staticmethod(supervised)
+
     strength: float
 
     def __call__(self, net: Net, w: Params, batch: Batch, centre: Params) -> tuple[Tensor, dict[str, Tensor]]:
         f, stats = supervised(net, w, batch)
         return f + self.strength / 2 * squared_distance(w.weights, centre.weights), stats
 
-    def along(
-        self, slope: Slope, net: Net, w: Params, batch: Batch, centre: Params
-    ) -> tuple[Weights, dict[str, Tensor]]:
-        """∇F_k(w) + strength (w − centre)."""
-        g, stats = slope(supervised, net, w, batch)
-        return add(g, sub(w.weights, centre.weights), self.strength), stats
-
-    def hand(self, sink: Sink, net: Net, w: Params, batch: Batch, centre: Params) -> bool:
-        return net.cross_entropy(w.weights, batch, sink.pulled(centre.weights, self.strength))
+    def beside(self, centre: Params) -> Beside:
+        return Beside(centre=centre.weights, strength=self.strength)
 
 
 class Pair(NamedTuple):

@@ -11,8 +11,8 @@ from torch._C._functorch import peek_interpreter_stack
 from fedkd.core import tree
 from fedkd.core.draws import drawing
 from fedkd.core.errors import FedkdError
+from fedkd.core.factors import Beside, Factors
 from fedkd.core.optim import Optimizer, State, Weights
-from fedkd.core.sinks import Follow, Kept
 from fedkd.core.tree import Params
 
 MARGIN = 1e-4  # by which a score must fall to count as better
@@ -23,8 +23,12 @@ Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 L = TypeVar("L", bound=Loss)
 # slope(loss, net, model, batch, *values) -> (its gradient, the running statistics after it)
 Slope = Callable[..., tuple[Weights, dict[str, Tensor]]]
-# hand(sink, net, model, batch, *values) -> whether the gradient is written out, and now in the sink
-Hand = Callable[..., bool]
+# the same, in factors
+Factored = Callable[..., tuple[Factors, dict[str, Tensor]]]
+# hand(net, model, batch, *values) -> the gradient, if it is written out
+Hand = Callable[..., Factors | None]
+# walk(net, weights, batches of several steps, how many clients each step has, rate, beside) -> whether it has done so
+Walk = Callable[..., bool]
 
 
 class Fit(NamedTuple):
@@ -49,50 +53,83 @@ def gradient(fn: Callable[[Weights], tuple[Tensor, Any]], weights: Weights) -> t
     return {k: torch.zeros_like(w) if g is None else g for (k, w), g in pairs}, tree.map(torch.Tensor.detach, aux)
 
 
-def written_out(hand: Hand) -> Callable[[L], L]:
-    """Give a loss its gradient: hand(sink, net, model, *rest) hands it to a sink, or returns False.
+def written_out(hand: Hand, walk: Walk | None = None) -> Callable[[L], L]:
+    """Give a loss its gradient: hand(net, model, batch, *values) finds it, or returns None.
 
-    It must know by `rest` whether it is given one client or several, stacked. Autograd and vmap take more time of
-    small networks than arithmetic does, and of others some.
+    It must know by the batch whether it is given one client or several, stacked. Autograd and vmap take more time of
+    small networks than arithmetic does, and of others some. `walk` may follow it for many steps of stacked clients.
     """
 
     def give(loss: L) -> L:
-        loss.hand = hand  # type: ignore[attr-defined]
+        loss.hand, loss.walk = hand, walk  # type: ignore[attr-defined]
         return loss
 
     return give
 
 
-def slope(loss: Loss, net: Any, model: Params, *rest: Any) -> tuple[Weights, dict[str, Tensor]]:
+def of_passes(loss: L) -> L:
+    """Say of a loss that it looks at the trained model only through `net`, at logits and features, and that it reads
+    the same for stacked clients: it counts axes from the end, and gives each client's value.
+
+    Its gradient is then written out wherever that of cross-entropy is.
+    """
+    return written_out(lambda net, *parts: net.gradient(loss, *parts))(loss)
+
+
+def factored(loss: Loss, net: Any, model: Params, *rest: Any) -> tuple[Factors, dict[str, Tensor]]:
     """∇loss(net, model, *rest) of one client, and the running statistics after it.
 
-    A loss that adds to another what has a simple gradient of its own may say so: along(slope, net, model, *rest) takes
-    the other's gradient by `slope` and adds to it. Autograd would walk over the weights some six times for it.
+    A loss that adds to another, `bare`, what has a simple gradient may say by `beside(*values)` what that is. Autograd
+    would walk over the weights some six times for it.
     """
-    if (found := _kept(loss, net, model, *rest)) is not None:
+    if (found := _by_hand(loss, net, model, *rest)) is not None:
         return found, model.stats
-    if hasattr(loss, "along"):
-        return loss.along(slope, net, model, *rest)  # type: ignore[no-any-return]
-    return gradient(lambda weights: loss(net, Params(weights, model.stats), *rest), model.weights)
+    if hasattr(loss, "beside"):
+        return _with_beside(factored, loss, net, model, *rest)
+    return _as_factors(gradient(lambda weights: loss(net, Params(weights, model.stats), *rest), model.weights))
 
 
-def slopes(loss: Loss, net: Any, models: Params, *rest: Any) -> tuple[Weights, dict[str, Tensor]]:
+def factored_together(loss: Loss, net: Any, models: Params, *rest: Any) -> tuple[Factors, dict[str, Tensor]]:
     """The same of several clients, stacked: their losses do not meet, so the sum's gradient is each one's own."""
-    if (found := _kept(loss, net, models, *rest)) is not None:
+    if (found := _by_hand(loss, net, models, *rest)) is not None:
         return found, models.stats
-    if hasattr(loss, "along"):
-        return loss.along(slopes, net, models, *rest)  # type: ignore[no-any-return]
+    if hasattr(loss, "beside"):
+        return _with_beside(factored_together, loss, net, models, *rest)
 
     def losses(weights: Weights) -> tuple[Tensor, Any]:
         return torch.vmap(lambda model, *own: loss(net, model, *own))(Params(weights, models.stats), *rest)
 
-    return gradient(losses, models.weights)
+    return _as_factors(gradient(losses, models.weights))
 
 
-def _kept(loss: Loss, net: Any, model: Params, *rest: Any) -> Weights | None:
-    """The gradient, if it is written out."""
-    sink = Kept(model.weights)
-    return sink.found if hasattr(loss, "hand") and loss.hand(sink, net, model, *rest) else None
+def _with_beside(
+    factored: Factored, loss: Any, net: Any, model: Params, batch: Any, *values: Any
+) -> tuple[Factors, dict[str, Tensor]]:
+    found, stats = factored(loss.bare, net, model, batch)
+    found.add(loss.beside(*values))
+    return found, stats
+
+
+def _as_factors(found: tuple[Weights, dict[str, Tensor]]) -> tuple[Factors, dict[str, Tensor]]:
+    factors, (slopes, stats) = Factors(), found
+    factors.add(Beside(shift=slopes))
+    return factors, stats
+
+
+def _by_hand(loss: Loss, net: Any, model: Params, *rest: Any) -> Factors | None:
+    return loss.hand(net, model, *rest) if hasattr(loss, "hand") else None
+
+
+def slope(loss: Loss, net: Any, model: Params, *rest: Any) -> tuple[Weights, dict[str, Tensor]]:
+    """One client's gradient, as a tree."""
+    found, stats = factored(loss, net, model, *rest)
+    return found.taken(model.weights), stats
+
+
+def slopes(loss: Loss, net: Any, models: Params, *rest: Any) -> tuple[Weights, dict[str, Tensor]]:
+    """That of several clients, stacked."""
+    found, stats = factored_together(loss, net, models, *rest)
+    return found.taken(models.weights), stats
 
 
 @dataclass(frozen=True)
@@ -127,27 +164,30 @@ class Descent:
 
     def __call__(self, net: Any, fit: Fit, *rest: Any) -> Fit:
         """One client's step."""
-        return self._followed(net, fit, *rest) or self._step(slope, self.optimizer.update, net, fit, *rest)
+        return self._step(factored, self.optimizer.update, net, fit, *rest)
 
     def together(self, net: Any, fit: Fit, *rest: Any) -> Fit:
         """The steps of several clients, stacked."""
         update = self.optimizer.update if self.optimizer.stacks else torch.vmap(self.optimizer.update)
-        return self._followed(net, fit, *rest) or self._step(slopes, update, net, fit, *rest)
+        return self._step(factored_together, update, net, fit, *rest)
 
-    def _followed(self, net: Any, fit: Fit, *rest: Any) -> Fit | None:
-        """The step, if the gradient is written out and all there is to do is to follow it."""
-        rate, hand = self.optimizer.plain_rate, getattr(self.loss, "hand", None)
-        if hand is None or rate is None:
-            return None
-        follow = Follow(fit.model.weights, rate)
-        if not hand(follow, net, fit.model, *rest):
-            return None
-        follow.flush()
-        return fit
+    def walk(self, net: Any, fit: Fit, stream: Any, *values: Any) -> bool:
+        """All steps of stacked clients, if that can be done with few words of Python."""
+        loss, rate = self.loss, self.optimizer.plain_rate
+        walk, beside = getattr(getattr(loss, "bare", loss), "walk", None), Beside()
+        if walk is None or rate is None:
+            return False
+        if hasattr(loss, "beside"):
+            beside = loss.beside(*values)
+        return all(walk(net, fit.model.weights, batches, alive, rate, beside) for batches, alive in stream.several())
 
-    def _step(self, slope: Slope, update: Callable[..., Any], net: Any, fit: Fit, *rest: Any) -> Fit:
-        found, stats = slope(self.loss, net, fit.model, *rest)
-        weights, state = update(fit.model.weights, found, fit.optimizer)
+    def _step(self, factored: Factored, update: Callable[..., Any], net: Any, fit: Fit, *rest: Any) -> Fit:
+        weights, rate = fit.model.weights, self.optimizer.plain_rate
+        found, stats = factored(self.loss, net, fit.model, *rest)
+        if rate is not None:
+            found.follow(weights, rate)
+            return Fit(Params(weights, stats), fit.optimizer)
+        weights, state = update(weights, found.taken(weights), fit.optimizer)
         return Fit(Params(weights, stats), state)
 
 

@@ -4,7 +4,8 @@ A walk lies step after step: the rows of step t are those of the clients still b
 step of all clients is one slice, and a client that has finished costs nothing.
 """
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from fedkd.core.losses import Batch
 from fedkd.data.datasets import Images
 
-FETCHED = 2 * 2**20  # bytes of images that are fetched at once, unless one step needs more
+FETCHED = 4 * 2**20  # bytes of images that are fetched at once, unless one step needs more
 Order = Callable[[int, int], np.ndarray]  # (client's place, number of its samples) -> one shuffled pass over them
 
 
@@ -40,7 +41,9 @@ class Stream:
 
     def __init__(self, images: Images, walk: Walk, *, mean: bool, seed: Callable[[int], int] = int) -> None:
         self.images, self.walk, self.mean, self.seed = images, walk, mean, seed
-        self._fetched: dict[tuple[int, int | None], Batch] = {}  # by step and rank, or by step alone
+        self._start = walk.start.tolist()
+        self._held, self._batches = range(0), Batch(*[torch.empty(0)] * 4)  # which of all batches are fetched
+        self._fetched: dict[tuple[int, int], Batch] = {}  # by step and rank
         device = images.pixels.device
         real = np.arange(walk.rows.shape[1]) < walk.sizes[:, None]
         weight = real / np.maximum(walk.sizes, 1)[:, None] if mean else real
@@ -50,13 +53,24 @@ class Stream:
 
     def step(self, t: int) -> Batch:
         """The batches of every busy client at step t, stacked."""
-        if (t, None) not in self._fetched:
-            start = self.walk.start
-            end = max(t + 1, int(np.searchsorted(start, start[t] + self._some, side="right")) - 1)
-            several = self._batch(slice(int(start[t]), int(start[end])))
-            steps = zip(*(torch.split(part, self.walk.alive[t:end].tolist()) for part in several), strict=True)
-            self._fetched = {(t + i, None): Batch(*parts) for i, parts in enumerate(steps)}
-        return self._fetched[t, None]
+        first, end = self._start[t], self._start[t + 1]
+        if first not in self._held:
+            self._held = range(first, self._start[self._until(t)])
+            self._batches = self._batch(slice(first, self._held.stop))
+        at = slice(first - self._held.start, end - self._held.start)
+        return Batch(*(part[at] for part in self._batches))
+
+    def several(self) -> Iterator[tuple[Batch, list[int]]]:
+        """The batches of several steps at a time, and how many of them each step has."""
+        alive, t = self.walk.alive.tolist(), 0
+        while t < len(alive):
+            end = self._until(t)
+            yield self._batch(slice(self._start[t], self._start[end])), alive[t:end]
+            t = end
+
+    def _until(self, t: int) -> int:
+        """The step behind those that are fetched together from t on."""
+        return max(t + 1, bisect_right(self._start, self._start[t] + self._some) - 1)
 
     def one(self, t: int, rank: int) -> Batch:
         """The batch of one client at step t, without padding."""
@@ -78,8 +92,7 @@ class Stream:
 
     def _batch(self, at: slice | Tensor) -> Batch:
         rows = self._rows[at]
-        labels = self.images.labels.index_select(0, rows.view(-1)).view(rows.shape)
-        return Batch(self.images.batch(rows), labels, self._weight[at], rows)
+        return Batch(*self.images.labelled(rows), self._weight[at], rows)
 
 
 def epochs(shards: Sequence[np.ndarray], count: int, batch_size: int | None, order: Order) -> Walk:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedkd.core.errors import ConfigError, DataError, unknown
 from fedkd.core.seeds import numpy_rng
+from fedkd.core.unlocked import unlocked
 
 POOLS = ("train", "all")
 UPRIGHT, CHANNELS_LAST = (0, 2, 1), (0, 2, 3, 1)
@@ -110,6 +111,14 @@ class Dataset:
         )
 
 
+@unlocked
+def _fetched(parts: list[Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
+    pixels, labels, scale, shift = parts
+    rows = index.reshape(-1)
+    chosen = pixels.index_select(0, rows)  # seven times as fast as pixels[index]
+    return chosen.float().mul_(scale).sub_(shift), labels.index_select(0, rows).view(index.shape)
+
+
 @dataclass(frozen=True)
 class Images:
     """A dataset in memory: its training images, then its test images."""
@@ -133,17 +142,23 @@ class Images:
 
     def batch(self, index: Tensor) -> Tensor:
         """The normalised images of sample numbers [...] as [..., C, H, W]."""
-        flat = self.pixels.flatten(1).index_select(0, index.reshape(-1))  # seven times as fast as pixels[index]
-        chosen = flat.view(*index.shape, *self.pixels.shape[1:]).float()
-        return chosen.mul_(self._scale).sub_(self._shift).movedim(-1, -3)
+        return self.labelled(index)[0]
+
+    def labelled(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalised images of sample numbers [...], and their labels."""
+        flat, labels = _fetched(self._parts, index)
+        return flat.view(*index.shape, *self.pixels.shape[1:]).movedim(-1, -3), labels
 
     @cached_property
-    def _scale(self) -> Tensor:
-        return 1 / (255 * self.std)
+    def _parts(self) -> list[Tensor]:
+        """Pixels and labels, and by what to scale and shift the pixels.
 
-    @cached_property
-    def _shift(self) -> Tensor:
-        return self.mean / self.std
+        A channel's values stand there for each of its pixels: along the channels alone it takes ten times as long.
+        """
+        channels, height, width = self.shape
+        scale, shift = (v if channels == 1 else v.repeat(height * width)
+                        for v in (1 / (255 * self.std), self.mean / self.std))  # fmt: skip
+        return [self.pixels.flatten(1), self.labels, scale, shift]
 
     def pool(self, kind: str) -> np.ndarray:
         """The sample numbers clients share out: those of the `train` images, or `all`."""

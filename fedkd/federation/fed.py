@@ -176,9 +176,8 @@ class Federation:
         optimizer = self.local.optimizer_at(self.lr if lr is None else lr * self.lr / self.local.lr)
         if clip is not None:
             optimizer = Clipped(optimizer, clip)
-        start: Placed[Fit] = Placed(
-            {arch: Fit(w, torch.vmap(optimizer.init)(w.weights)) for arch, w in model._stacks.items()}
-        )
+        init = optimizer.init if optimizer.stacks else torch.vmap(optimizer.init)
+        start: Placed[Fit] = Placed({arch: Fit(w, init(w.weights)) for arch, w in model._stacks.items()})
         trained, _ = self.train(Descent(loss, optimizer), start, *values, **how)
         return trained
 
@@ -299,8 +298,9 @@ class Federation:
             numbers = [leaf for leaf in tree.leaves(trained._stacks[arch]) if leaf.is_floating_point() and leaf.numel()]
             if not numbers or tree.is_fake(numbers[0]):
                 continue
-            total = torch.stack([leaf.reshape(len(places), -1).sum(1) for leaf in numbers]).sum(0)
-            bad += self.cohort[places][~total.isfinite().cpu().numpy()].tolist()
+            if not torch.stack([leaf.sum() for leaf in numbers]).sum().isfinite():  # a sum keeps what is not
+                total = torch.stack([leaf.reshape(len(places), -1).sum(1) for leaf in numbers]).sum(0)
+                bad += self.cohort[places][~total.isfinite().cpu().numpy()].tolist()
         if bad:
             raise Diverged(sorted(bad), self.round, self.lr)
 

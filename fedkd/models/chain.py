@@ -16,11 +16,11 @@ from torch.nn.functional import conv2d
 
 from fedkd.core import onednn
 from fedkd.core.draws import mask
-from fedkd.core.losses import Batch, cross_entropy_slope
+from fedkd.core.factors import Factors
 from fedkd.core.optim import Weights
-from fedkd.core.sinks import Kept, Sink
 from fedkd.models.layers import Dropout, Flatten, Linear
 from fedkd.models.split import Pass, Split
+from fedkd.models.written import Shown, Slopes, Written
 
 aten = torch.ops.aten
 convolution_backward = aten.convolution_backward.default
@@ -40,7 +40,7 @@ class Link(ABC):
     def forward(self, weights: Weights, x: Tensor) -> tuple[Tensor, Memory]: ...
 
     @abstractmethod
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, sink: Sink, first: bool) -> Tensor:
+    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
         """The gradient by the input, behind `slope`, that by the output; the `first` layer's is not needed."""
 
 
@@ -65,18 +65,18 @@ class Convolution(Link):
         y, memory = self.pool.forward(weights, y)
         return y, (x, *memory)
 
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, sink: Sink, first: bool) -> Tensor:
+    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
         (x, *pooled), (weight, *bias) = memory, self.names
         for name in bias:
-            sink.put(name, slope.sum((0, 2, 3)))  # a pool sends all of it on
+            found.put(name, slope.sum((0, 2, 3)))  # a pool sends all of it on
         if self.pool is not None:
-            slope = self.pool.backward(weights, tuple(pooled), slope, sink, False)
+            slope = self.pool.backward(weights, tuple(pooled), slope, found, False)
         *shape, groups = self.how
         wanted = [not first, True, False]
         by_x, by_weight, _ = convolution_backward(
             slope, x, weights[weight], None, *shape, False, [0, 0], groups, wanted
         )
-        sink.put(weight, by_weight)
+        found.put(weight, by_weight)
         return by_x  # type: ignore[no-any-return]
 
 
@@ -92,7 +92,7 @@ class Pool(Link):
         y, chosen = max_pool(x, *self.how)
         return y, (x, chosen)
 
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, sink: Sink, first: bool) -> Tensor:
+    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
         x, chosen = memory
         return max_pool_backward(slope, x, *self.how, chosen)  # type: ignore[no-any-return]
 
@@ -106,7 +106,7 @@ class Rectifier(Link):
         y = x.relu_() if self.in_place else x.relu()
         return y, (y,)
 
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, sink: Sink, first: bool) -> Tensor:
+    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
         return threshold_backward(slope, *memory, 0)  # type: ignore[no-any-return]
 
 
@@ -116,7 +116,7 @@ class Flattening(Link):
     def forward(self, weights: Weights, x: Tensor) -> tuple[Tensor, Memory]:
         return x.flatten(1), (x,)
 
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, sink: Sink, first: bool) -> Tensor:
+    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
         (x,) = memory
         layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
         return slope.view(x.shape).contiguous(memory_format=layout)
@@ -133,7 +133,7 @@ class Dropping(Link):
         drawn = mask(x, self.p)
         return x * drawn, (drawn,)
 
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, sink: Sink, first: bool) -> Tensor:
+    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
         (drawn,) = memory
         return slope * drawn
 
@@ -146,27 +146,29 @@ class Affine(Link):
         y = onednn.product(x, *given) if onednn.gains(x, given[0]) else nn.functional.linear(x, *given)
         return y, (x,)
 
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, sink: Sink, first: bool) -> Tensor:
+    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
         (x,), (name, *bias) = memory, self.names
         weight = weights[name]
         by_x = onednn.product(slope, weight.t()) if onednn.gains(slope, weight) else slope @ weight
-        sink.product(name, slope.t(), x)  # which may change the weight
+        found.product(name, slope.t(), x)
         for other in bias:
-            sink.put(other, slope.sum(0))
+            found.put(other, slope.sum(0))
         return by_x
 
 
-class Trace(NamedTuple):
-    """A pass through the chain: what entered each link and what left the last, and what they keep of it."""
+class Places(NamedTuple):
+    """Where in a chain a `Pass` is taken: behind so many links."""
 
-    values: list[Tensor]
-    memories: list[Memory]
+    logits: int
+    features: int
+    stage_in: int
+    stage_out: int
 
 
-class Chain:
-    """A network's links. `seen` are the places between them that a `Pass` shows; 0 is before the first."""
+class Chain(Written):
+    """A network's links, and the places between them that are seen."""
 
-    def __init__(self, links: Sequence[Link], seen: Sequence[int]) -> None:
+    def __init__(self, links: Sequence[Link], seen: Places) -> None:
         self.links, self.seen = links, seen
         self.names = [name for link in links for name in link.names]
         self.first = next(i for i, link in enumerate(links) if link.names)
@@ -177,35 +179,42 @@ class Chain:
         plain = peek_interpreter_stack() is None and not torch.is_autocast_enabled(x.device.type)
         return plain and not x.requires_grad
 
-    def cross_entropy(self, weights: Weights, batch: Batch, sink: Sink) -> None:
-        """Hand ∇ of cross-entropy on the batch to `sink`."""
-        values, memories = self.forward(weights, batch.x)
-        self.backward(weights, memories, {len(self.links): cross_entropy_slope(values[-1], batch)}, sink)
-
     def show(self, weights: Weights, x: Tensor) -> Pass:
         """A training pass that autograd can come back to."""
         shown: tuple[Tensor, ...] = Whole.apply(self, x, *(weights[name] for name in self.names))
         values = {0: x, **dict(zip(self.shown, shown, strict=True))}
         return Pass(*(values[place] for place in self.seen))
 
-    def forward(self, weights: Weights, x: Tensor) -> Trace:
+    def forward(self, weights: Weights, x: Tensor) -> tuple[Shown, list[Memory]]:
+        values, memories = self.walk(weights, x)
+        return Shown(values[self.seen.logits], values[self.seen.features]), memories
+
+    def backward(self, weights: Weights, memory: list[Memory], slopes: Slopes, found: Factors) -> None:
+        at: dict[int, Tensor | None] = {self.seen.logits: slopes.logits}
+        if slopes.features is not None:  # which are the logits, where a network has no head
+            before = at.get(self.seen.features)
+            at[self.seen.features] = slopes.features if before is None else before + slopes.features
+        self.walk_back(weights, memory, at, found)
+
+    def walk(self, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Memory]]:
+        """What enters each link and what leaves the last, and what the links keep of it."""
         values, memories = [x], []
         for link in self.links:
             value, memory = link.forward(weights, values[-1])
             values.append(value)
             memories.append(memory)
-        return Trace(values, memories)
+        return values, memories
 
-    def backward(
-        self, weights: Weights, memories: Sequence[Memory], slopes: Mapping[int, Tensor | None], sink: Sink
+    def walk_back(
+        self, weights: Weights, memories: Sequence[Memory], slopes: Mapping[int, Tensor | None], found: Factors
     ) -> None:
-        """Hand the gradients behind `slopes`, by place, to `sink`, last layer first."""
+        """Add the gradients behind `slopes`, by place, to what is found."""
         slope: Tensor | None = None
         for i in range(len(self.links) - 1, self.first - 1, -1):
             if (here := slopes.get(i + 1)) is not None:
                 slope = here if slope is None else slope + here
             if slope is not None:
-                slope = self.links[i].backward(weights, memories[i], slope, sink, i == self.first)
+                slope = self.links[i].backward(weights, memories[i], slope, found, i == self.first)
 
 
 class Whole(torch.autograd.Function):
@@ -213,7 +222,7 @@ class Whole(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, chain: Chain, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        values, memories = chain.forward(dict(zip(chain.names, weights, strict=True)), x)
+        values, memories = chain.walk(dict(zip(chain.names, weights, strict=True)), x)
         ctx.set_materialize_grads(False)
         ctx.chain, ctx.sizes = chain, [len(memory) for memory in memories]
         ctx.save_for_backward(*weights, *(tensor for memory in memories for tensor in memory))
@@ -222,12 +231,11 @@ class Whole(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-        chain, saved = ctx.chain, iter(ctx.saved_tensors)
+        chain, saved, found = ctx.chain, iter(ctx.saved_tensors), Factors()
         weights = {name: next(saved) for name in chain.names}
         memories = [tuple(next(saved) for _ in range(size)) for size in ctx.sizes]
-        sink = Kept(weights)
-        chain.backward(weights, memories, dict(zip(chain.shown, slopes, strict=True)), sink)
-        return None, None, *sink.found.values()
+        chain.walk_back(weights, memories, dict(zip(chain.shown, slopes, strict=True)), found)
+        return None, None, *found.taken(weights).values()
 
 
 LINKS: dict[type[nn.Module], type[Link]] = {
@@ -255,7 +263,7 @@ def of(network: Split) -> Chain | None:
         links += own
         ends.append(len(links))
     stage_in, stage_out, _, features, logits = ends
-    return Chain(links, [logits, features, stage_in, stage_out])  # the order of a `Pass`
+    return Chain(links, Places(logits, features, stage_in, stage_out))
 
 
 def _layers(name: str, module: nn.Module | None) -> list[tuple[str, nn.Module]]:

@@ -1,33 +1,25 @@
-"""Gradients in fully connected networks, written out for many clients at once.
+"""Fully connected networks of many clients at once, their gradients written out.
 
 Autograd would come to the same, in twice the time where the networks are small: most of it is not arithmetic.
+Everything lies [models, units, batch], so that gradients come out in the weights' own layout.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedkd.core import onednn
+from fedkd.core.factors import Beside, Factors, followed
 from fedkd.core.losses import Batch, cross_entropy_slope
+from fedkd.core.onednn import LARGE, product
 from fedkd.core.optim import Weights
-from fedkd.core.sinks import Sink
+from fedkd.core.tree import Params
+from fedkd.core.unlocked import unlocked
+from fedkd.models.written import Shown, Slopes, Written
 
-threshold_backward = torch.ops.aten.threshold_backward.default  # the gradient behind a ReLU
-Layers = list[str]
-
-
-def linear_layers(features: nn.Module, head: nn.Module) -> Layers | None:
-    """The names of the linear layers, first to last, of a network that is these with ReLU between; None: it is not."""
-    found: list[str] = []
-    inner = list(features.named_children()) or [("", features)]
-    for i, (name, layer) in enumerate(inner):
-        expected = nn.Flatten if i == 0 else nn.Linear if i % 2 else nn.ReLU
-        if not isinstance(layer, expected) or getattr(layer, "bias", True) is None:
-            return None
-        found += [f"features.{name}"] if expected is nn.Linear else []
-    whole = len(inner) % 2 == 1 and isinstance(head, nn.Linear) and head.bias is not None
-    return [*found, "head"] if whole else None
+WIDE = 16  # numbers that the processor takes at once
 
 
 class Trace(NamedTuple):
@@ -37,46 +29,180 @@ class Trace(NamedTuple):
     logits: Tensor
 
 
-def forward(layers: Layers, weights: Weights, x: Tensor) -> Trace:
-    """The logits of models with a first axis over clients, on each client's batch; see `backward`.
+class Dense(Written):
+    """Linear layers with ReLU between; `layers` are their names, first to last.
 
-    Everything lies [models, units, batch], so that gradients come out in the weights' own layout. Where a client has
-    several models, their axis being the weights' second, the first layers of all are one product.
+    Weights have a first axis over clients. Where a client has several models, their axis being the weights' second, the
+    first layers of all are one product.
     """
-    reads, h = [], x.flatten(-3).mT
-    for layer in layers:
-        reads.append(h)
-        weight, bias = weights[f"{layer}.weight"], weights[f"{layer}.bias"]
-        h = _affine(_for(h, weight), h, bias.reshape(len(h), -1, 1)).view(-1, weight.shape[-2], h.shape[-1])
-        if layer is not layers[-1]:
+
+    def __init__(self, layers: Sequence[str]) -> None:
+        self.layers = layers
+        self._names = [f"{layer}.{part}" for layer in layers for part in ("weight", "bias")]
+
+    def trace(self, weights: Weights, x: Tensor) -> Trace:
+        *reads, logits = _forward(self._listed(weights), x, onednn.usable(x))
+        return Trace(reads, logits)
+
+    def retrace(
+        self, weights: Weights, reads: list[Tensor], delta: Tensor, found: Factors, features: Tensor | None = None
+    ) -> None:
+        """Add the gradient behind `delta`, that of the logits, and behind that of the features."""
+        self._add(_backward(self._listed(weights), reads, delta, features, onednn.usable(delta)), found)
+
+    def forward(self, weights: Weights, x: Tensor) -> tuple[Shown, Trace]:
+        trace = self.trace(weights, x)
+        return Shown(trace.logits.mT, trace.reads[-1].mT), trace
+
+    def backward(self, weights: Weights, memory: Trace, slopes: Slopes, found: Factors) -> None:
+        logits, features = (None if slope is None else slope.mT for slope in slopes)
+        self.retrace(
+            weights, memory.reads, torch.zeros_like(memory.logits) if logits is None else logits, found, features
+        )
+
+    def cross_entropy(self, weights: Weights, batch: Batch) -> Factors:
+        found = Factors()
+        self._add(_cross_entropy(self._listed(weights), batch, onednn.usable(batch.x)), found)
+        return found
+
+    def walk(self, weights: Weights, batches: Batch, alive: list[int], rate: float, beside: Beside) -> None:
+        """Step after step, each taking the batches of so many clients, follow cross-entropy's gradient, in place."""
+        shift, centre = (None if part is None else self._listed(part) for part in (beside.shift, beside.centre))
+        fast = onednn.usable(batches.x)
+        _walk(self._listed(weights), batches, alive, rate, shift, centre, rate * beside.strength, fast)
+
+    def predict(self, model: Params, x: Tensor) -> Tensor:
+        return self.trace(model.weights, x).logits.mT
+
+    def features(self, model: Params, x: Tensor) -> Tensor:
+        return self.trace(model.weights, x).reads[-1].mT
+
+    def head(self, model: Params, features: Tensor) -> Tensor:
+        return torch.baddbmm(model.weights["head.bias"].unsqueeze(-2), features, model.weights["head.weight"].mT)
+
+    def _listed(self, weights: Weights) -> list[Tensor]:
+        return [weights[name] for name in self._names]
+
+    def _add(self, slopes: list[tuple[Tensor, Tensor, Tensor]], found: Factors) -> None:
+        for i, (left, right, bias) in enumerate(slopes):
+            found.product(self._names[2 * i], left, right)
+            found.put(self._names[2 * i + 1], bias)
+
+
+def _matmul(a: Tensor, b: Tensor, fast: bool, wide: int = WIDE) -> Tensor:
+    """a b, matrix by matrix; as (bᵀ aᵀ)ᵀ where that suits the processor's registers better."""
+    if b.size(2) % wide > 0:
+        return _products(b.mT, a.mT, fast).mT
+    return _products(a, b, fast)
+
+
+def _products(a: Tensor, b: Tensor, fast: bool, large: int = LARGE // 2) -> Tensor:
+    if fast and a.size(1) * b.size(1) * b.size(2) >= large:
+        return torch.stack([product(a[k], b[k].t()) for k in range(a.size(0))])
+    return torch.bmm(a, b)
+
+
+def _passed(weights: list[Tensor], x: Tensor, fast: bool) -> list[Tensor]:
+    """What each layer reads, and the logits."""
+    h = x.flatten(-3).mT
+    found = [h]
+    for i in range(0, len(weights), 2):
+        weight, bias = weights[i], weights[i + 1]
+        every = weight.view(h.size(0), -1, weight.size(-1))  # those of all units that read h
+        y = _matmul(every, h, fast).add_(bias.reshape(h.size(0), -1, 1))
+        h = y.reshape(-1, weight.size(-2), h.size(-1))
+        if i + 2 < len(weights):
             h = h.relu_()
-    return Trace(reads, h)
+        found.append(h)
+    return found
 
 
-def backward(layers: Layers, weights: Weights, reads: list[Tensor], delta: Tensor, sink: Sink) -> None:
-    """Hand the gradients behind `delta`, that of the logits, to `sink`, last layer first."""
-    for layer, h in zip(reversed(layers), reversed(reads), strict=True):
-        weight = weights[f"{layer}.weight"]
-        slope = delta.reshape(len(h), -1, delta.shape[-1])  # of all units that read h
-        if h is not reads[0]:  # before the sink changes the weight
-            delta = threshold_backward(torch.bmm(weight.view(-1, *weight.shape[-2:]).mT, delta), h, 0)
-        sink.product(f"{layer}.weight", slope, h.mT)
-        sink.put(f"{layer}.bias", slope.sum(-1))
+def _returned(
+    weights: list[Tensor], reads: list[Tensor], delta: Tensor, features: Tensor | None, fast: bool
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Layer by layer, first to last, the factors of the weight's gradient, and the bias's."""
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    for i in range(len(reads) - 1, -1, -1):
+        weight, h = weights[2 * i], reads[i]
+        slope = delta.reshape(h.size(0), -1, delta.size(-1))  # of all units that read h
+        found.insert(0, (slope, h.mT, slope.sum(-1)))
+        if i > 0:
+            below = _matmul(weight.view(-1, weight.size(-2), weight.size(-1)).mT, delta, fast)
+            if features is not None and i == len(reads) - 1:
+                below = below + features
+            delta = torch.ops.aten.threshold_backward(below, h, 0)
+    return found
 
 
-def _affine(weight: Tensor, h: Tensor, bias: Tensor) -> Tensor:
-    """weight h + bias."""
-    if onednn.gains(weight[0], h[0].mT, onednn.LARGE_OF_MANY):
-        return torch.stack([onednn.product(w, one.mT) for w, one in zip(weight, h, strict=True)]).add_(bias)
-    return torch.baddbmm(bias, weight, h)
+@unlocked
+def _forward(weights: list[Tensor], x: Tensor, fast: bool) -> list[Tensor]:
+    return _passed(weights, x, fast)
 
 
-def _for(h: Tensor, weight: Tensor) -> Tensor:
-    """The weights of all units that read h, as a view."""
-    return weight.view(len(h), -1, weight.shape[-1])
+@unlocked
+def _backward(
+    weights: list[Tensor], reads: list[Tensor], delta: Tensor, features: Tensor | None, fast: bool
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    return _returned(weights, reads, delta, features, fast)
 
 
-def cross_entropy(layers: Layers, weights: Weights, batch: Batch, sink: Sink) -> None:
-    """Hand ∇ of each client's cross-entropy on its batch to `sink`; everything has a first axis over clients."""
-    reads, logits = forward(layers, weights, batch.x)
-    backward(layers, weights, reads, cross_entropy_slope(logits, batch, -2), sink)
+def _slopes(weights: list[Tensor], batch: Batch, fast: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Of cross-entropy."""
+    reads = _passed(weights, batch.x, fast)
+    delta = cross_entropy_slope(reads.pop(), batch, -2)
+    return _returned(weights, reads, delta, None, fast)
+
+
+@unlocked
+def _cross_entropy(weights: list[Tensor], batch: Batch, fast: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
+    return _slopes(weights, batch, fast)
+
+
+def _first(tensors: list[Tensor] | None, count: int) -> list[Tensor]:
+    return [] if tensors is None else [tensor[:count] for tensor in tensors]
+
+
+@unlocked
+def _walk(
+    weights: list[Tensor],
+    batches: Batch,
+    alive: list[int],
+    rate: float,
+    shift: list[Tensor] | None,
+    centre: list[Tensor] | None,
+    pull: float,
+    fast: bool,
+) -> None:
+    at = 0
+    for count in alive:
+        till = at + count
+        batch = Batch(batches.x[at:till], batches.y[at:till], batches.weight[at:till], batches.row[at:till])
+        own, shifts, centres = _first(weights, count), _first(shift, count), _first(centre, count)
+        left: list[list[Tensor]] = []
+        right: list[list[Tensor]] = []
+        plus: list[list[Tensor]] = []
+        towards: list[Tensor | None] = []
+        for i, (a, b, bias) in enumerate(_slopes(own, batch, fast)):
+            left += [[a], []]
+            right += [[b], []]
+            plus += [[], [bias]]
+            if shift is not None:
+                plus[2 * i].append(shifts[2 * i])
+                plus[2 * i + 1].append(shifts[2 * i + 1])
+        for i in range(len(own)):
+            towards.append(None if centre is None else centres[i])
+        followed(own, left, right, plus, towards, [pull] * len(own), rate, fast)
+        at = till
+
+
+def of(features: nn.Module, head: nn.Module) -> Dense | None:
+    """The network that is these two, if it is linear layers with ReLU between; else None."""
+    found: list[str] = []
+    inner = list(features.named_children()) or [("", features)]
+    for i, (name, layer) in enumerate(inner):
+        expected = nn.Flatten if i == 0 else nn.Linear if i % 2 else nn.ReLU
+        if not isinstance(layer, expected) or getattr(layer, "bias", True) is None:
+            return None
+        found += [f"features.{name}"] if expected is nn.Linear else []
+    whole = len(inner) % 2 == 1 and isinstance(head, nn.Linear) and head.bias is not None
+    return Dense([*found, "head"]) if whole else None

@@ -1,9 +1,10 @@
 """An architecture as pure functions of its parameters: init, forward, predict, features, stage, head."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +12,16 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedkd.core import tree
 from fedkd.core.errors import ConfigError, unknown
+from fedkd.core.factors import Factors
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
 from fedkd.core.registry import Registry
-from fedkd.core.sinks import Sink
 from fedkd.core.tree import Params
 from fedkd.models import chain, dense
 from fedkd.models.layers import FASTER
 from fedkd.models.lent import Layers, Lent
 from fedkd.models.split import Pass, Split
+from fedkd.models.written import Tape, Written
 
 Shape = tuple[int, int, int]  # channels, height, width
 INITS = ("default", "zeros")
@@ -109,8 +111,8 @@ class Net:
         self.batch_statistics = any(isinstance(m, _NormBase) for m in module.modules())
         self.draws = any(isinstance(m, nn.Dropout) for m in module.modules())  # at random, while it trains
         plain = module.projection is None
-        self.dense = dense.linear_layers(module.features, module.head) if plain else None  # all of its layers, if so
-        self.chain = chain.of(module) if self.has_convolution else None
+        self.dense = dense.of(module.features, module.head) if plain else None  # for stacked clients
+        self.chain = chain.of(module) if self.has_convolution else None  # for one
         # layers that hold parameters, first to last
         self.layers = list(dict.fromkeys(name.rpartition(".")[0] for name in self.weights))
         # layers that read the last stage's inner channels, and how many there are: what the layer before each puts out
@@ -177,15 +179,25 @@ class Net:
         alone = self.batch_statistics and len(x) == 1  # one sample has no variance: the running statistics serve
         return self._layers.predicting if alone else self._layers.training
 
-    def cross_entropy(self, weights: Weights, batch: Batch, sink: Sink) -> bool:
-        """Hand the gradient of cross-entropy to `sink`, if it is written out: for stacked clients or for one."""
-        if batch.y.dim() > 1 and self.dense is not None:
-            dense.cross_entropy(self.dense, weights, batch, sink)
-        elif batch.y.dim() == 1 and self.chain is not None and self.chain.serves(batch.x):
-            self.chain.cross_entropy(weights, batch, sink)
-        else:
-            return False
-        return True
+    def cross_entropy(self, weights: Weights, batch: Batch) -> Factors | None:
+        """The gradient of cross-entropy, for stacked clients or for one, if it is written out."""
+        written = self._written(batch)
+        return None if written is None else written.cross_entropy(weights, batch)
+
+    def gradient(self, loss: Callable[..., Any], model: Params, batch: Batch, *rest: Any) -> Factors | None:
+        """That of a loss that looks only at what passes show (`fit.of_passes`)."""
+        written = self._written(batch)
+        if written is None:
+            return None
+        tape = Tape(self, written, written if isinstance(written, dense.Dense) else self)
+        with torch.enable_grad():
+            value, _ = loss(tape, model, batch, *rest)
+        return tape.gradient(value)
+
+    def _written(self, batch: Batch) -> Written | None:
+        if batch.y.dim() > 1:
+            return self.dense
+        return self.chain if self.chain is not None and self.chain.serves(batch.x) else None
 
     def predict(self, model: Params, x: Tensor) -> Tensor:
         """Logits, by the running statistics."""

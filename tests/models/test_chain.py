@@ -12,9 +12,8 @@ from fedkd.algorithms.scaffold import Corrected
 from fedkd.algorithms.steps import Proximal, supervised
 from fedkd.core import tree
 from fedkd.core.draws import drawing
-from fedkd.core.fit import slope
+from fedkd.core.fit import factored, slope
 from fedkd.core.losses import Batch
-from fedkd.core.sinks import Follow
 from fedkd.core.tree import Params
 from fedkd.models import chain
 from fedkd.models.alexnet import AlexNet
@@ -103,10 +102,8 @@ def test_kept_or_followed_it_is_the_gradient_that_autograd_finds(model, loss):
     assert list(found) == list(w.weights)
     assert stats == {}
     into = tree.map(torch.clone, w)
-    follow = Follow(into.weights, 0.1)
     with drawing(5):
-        assert fn.hand(follow, net, into, of, *rest)
-    follow.flush()
+        factored(fn, net, into, of, *rest)[0].follow(into.weights, 0.1)
     assert_close(into.weights, tree.sub(w.weights, expected, 0.1), tolerance=1e-5)
 
 

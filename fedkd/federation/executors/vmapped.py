@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +52,8 @@ class Vmapped(Executor):
         apart = net.batch_statistics and streams[0].mean
         device = streams[0].images.pixels.device
         carry, value = tree.rows((carry, tuple(values)), walk.order)
+        if len(streams) == 1 and self.dtype is None and _walked(step, net, carry, streams[0], *value):
+            return tree.rows(carry, np.argsort(walk.order))
         finished: list[Tree] = []
         busy = len(walk.order)
         for t, alive in enumerate(walk.alive.tolist()):
@@ -66,6 +69,11 @@ class Vmapped(Executor):
                     carry = lifted(carry, *batches, *value)
         carry = tree.concatenate([carry, *reversed(finished)])
         return tree.rows(carry, np.argsort(walk.order))
+
+
+def _walked(step: Any, net: Net, carry: Tree, stream: Stream, *values: Tree) -> bool:
+    """Whether the step has gone all the way, in place."""
+    return hasattr(step, "walk") and step.walk(net, carry, stream, *values)
 
 
 def _sizes(stream: Stream, t: int) -> np.ndarray:

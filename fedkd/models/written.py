@@ -1,0 +1,100 @@
+"""Networks whose gradients are written out, and what a loss sees of them."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedkd.core.factors import Factors
+from fedkd.core.losses import Batch, cross_entropy_slope
+from fedkd.core.optim import Weights
+from fedkd.core.tree import Params
+
+
+class Shown(NamedTuple):
+    """What a pass shows."""
+
+    logits: Tensor
+    features: Tensor  # what enters the head
+
+
+class Slopes(NamedTuple):
+    """The gradient by what a pass has shown; None: nothing depends on it."""
+
+    logits: Tensor | None
+    features: Tensor | None = None
+
+
+class Written(ABC):
+    """A network, for one client or for stacked ones."""
+
+    @abstractmethod
+    def forward(self, weights: Weights, x: Tensor) -> tuple[Shown, Any]:
+        """What a training pass shows, and what the way back needs of it."""
+
+    @abstractmethod
+    def backward(self, weights: Weights, memory: Any, slopes: Slopes, found: Factors) -> None:
+        """Add the gradient by the weights to what is found."""
+
+    def cross_entropy(self, weights: Weights, batch: Batch) -> Factors:
+        """The gradient of cross-entropy on the batch."""
+        shown, memory = self.forward(weights, batch.x)
+        found = Factors()
+        self.backward(weights, memory, Slopes(cross_entropy_slope(shown.logits, batch)), found)
+        return found
+
+
+class Still(Protocol):
+    """Models that are not trained."""
+
+    def predict(self, model: Params, x: Tensor) -> Tensor: ...
+    def features(self, model: Params, x: Tensor) -> Tensor: ...
+    def head(self, model: Params, features: Tensor) -> Tensor: ...
+
+
+class Seen(NamedTuple):
+    """What a loss sees of a training pass: an `Output` without the last stage."""
+
+    logits: Tensor
+    features: Tensor
+    stats: dict[str, Tensor]
+
+
+class Tape:
+    """A net as a loss sees it whose gradient is wanted: training passes are kept, to come back to.
+
+    Autograd has only the loss to go through, down to what the passes have shown.
+    """
+
+    def __init__(self, net: Any, written: Written, still: Still) -> None:
+        self.classes, self.feature_size = net.classes, net.feature_size
+        self.predict, self.features = still.predict, still.features
+        self._written, self._still = written, still
+        self._passes: list[tuple[Weights, Any, Shown]] = []
+        self._heads: list[Weights] = []
+
+    def forward(self, model: Params, x: Tensor) -> Seen:
+        with torch.no_grad():
+            shown, memory = self._written.forward(model.weights, x)
+        shown = Shown(*(part.detach().requires_grad_() for part in shown))
+        self._passes.append((model.weights, memory, shown))
+        return Seen(*shown, model.stats)
+
+    def head(self, model: Params, features: Tensor) -> Tensor:
+        own = {name: w.detach().requires_grad_() for name, w in model.weights.items() if name.startswith("head.")}
+        self._heads.append(own)
+        return self._still.head(Params(own, {}), features)
+
+    def gradient(self, value: Tensor) -> Factors:
+        """∇ value by the weights of the one model that was trained."""
+        shown = [part for *_, parts in self._passes for part in parts]
+        own = [leaf for head in self._heads for leaf in head.values()]
+        slopes = iter(torch.autograd.grad(value.sum(), [*shown, *own], allow_unused=True))
+        found = Factors()
+        for weights, memory, _ in self._passes:
+            self._written.backward(weights, memory, Slopes(next(slopes), next(slopes)), found)
+        for name, slope in zip((name for head in self._heads for name in head), slopes, strict=True):
+            if slope is not None:
+                found.put(name, slope)
+        return found
