@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedkd.algorithms.base import ALGORITHMS, Algorithm
 from fedkd.algorithms.fedavg import FedAvg
@@ -243,27 +244,41 @@ def growth(how: argparse.Namespace) -> None:
         print(f"{width:>8}{seconds:>10.4f} s")
 
 
-# What a method's local work costs in passes over FedAvg's: forward and backward is 1, a forward alone a third.
-# With 1,000 public samples beside clients of 400, a pass over the public samples is 2.5 of a client's.
-COSTS: dict[str, tuple[dict[str, object], float]] = {
-    "local": ({}, 1),
-    "fedprox": ({}, 1),
-    "scaffold": ({}, 1),
-    "fedper": ({}, 1),
-    "ditto": ({}, 2),
-    "apfl": ({}, 2),
-    "perfedavg": ({"variant": "fo"}, 2),
-    "pfedme": ({"R": 20, "K": 5}, 5),
-    "cgpfl": ({"R": 20, "S": 5}, 5),
-    "moon": ({}, 1 + 2 / 3),
-    "fedproto": ({}, 1 + 1 / 3),
-    "fedhkd": ({}, 1 + 1 / 3),
-    "fedamp": ({}, 1),
-    "hypcluster": ({"clusters": 4}, 1 + 4 / 3),
-    "fedmd": ({}, 1 + 2.5 + 2.5 / 3),
-    "ktpfl": ({}, 1 + 2.5 + 2.5 / 3),
-    "perfed_ckt": ({"public_batch_size": 20}, 2 + 2.5 * 2 / 3),
+# A method's work at the clients: trainings on as many samples as FedAvg's, and forward passes alone over as many. With
+# 1,000 public samples beside clients of 400, a pass over the public samples is 2.5 of a client's.
+COSTS: dict[str, tuple[dict[str, object], float, float]] = {
+    "local": ({}, 1, 0),
+    "fedprox": ({}, 1, 0),
+    "scaffold": ({}, 1, 0),
+    "fedper": ({}, 1, 0),
+    "ditto": ({}, 2, 0),
+    "apfl": ({}, 2, 0),
+    "perfedavg": ({"variant": "fo"}, 2, 0),
+    "pfedme": ({"R": 20, "K": 5}, 5, 0),
+    "cgpfl": ({"R": 20, "S": 5}, 5, 0),
+    "moon": ({}, 1, 2),
+    "fedproto": ({}, 1, 1),
+    "fedhkd": ({"nu": 0.05}, 1, 1),  # of ten classes 0.25 would share none
+    "fedamp": ({}, 1, 0),
+    "hypcluster": ({"clusters": 4}, 1, 4),
+    "fedmd": ({}, 1 + 2.5, 2.5),
+    "ktpfl": ({}, 1 + 2.5, 2.5),
+    "perfed_ckt": ({"public_batch_size": 20}, 2, 2 * 2.5),
 }
+
+
+def forward_share(net: Net) -> float:
+    """How much of a training step's arithmetic is its forward pass: a third, more where the first layer is large."""
+    model = net.architecture.module(net.shape, net.classes)
+    x, y = torch.zeros(20, *net.shape), torch.zeros(20, dtype=torch.int64)
+    flops = []
+    for train in (False, True):
+        with FlopCounterMode(display=False) as counter:
+            loss = F.cross_entropy(model(x).logits, y)
+            if train:
+                loss.backward()
+        flops.append(counter.get_total_flops())
+    return flops[0] / flops[1]
 
 
 def methods(how: argparse.Namespace) -> None:
@@ -271,14 +286,15 @@ def methods(how: argparse.Namespace) -> None:
     local = Local(epochs=1, batch_size=20, lr=0.01)
     works = [(world(*noise(count, 400), model, local, how), count) for model, count in ((DNN(), 40), (CNN(), 6))]
     print("\nClients of 400 samples, batch 20: a round's time over FedAvg's, and by the arithmetic")
-    print(f"{'':<12}{'40 DNN-128':>12}{'6 CNNs':>9}{'arithmetic':>12}")
-    for name, (values, expected) in COSTS.items():
+    print(f"{'':<12}{'40 DNN-128':>12}{'by flops':>10}{'6 CNNs':>12}{'by flops':>10}")
+    for name, (values, trainings, forwards) in COSTS.items():
         print(f"{name:<12}", end="", flush=True)
-        for (of, count), width in zip(works, (12, 9), strict=True):
+        for of, count in works:
             calls = [advancing(engine(of, algorithm, count)) for algorithm in (FedAvg(), ALGORITHMS[name](**values))]
             one, other = in_turn(calls, how.rounds or 5)
-            print(f"{other / one:>{width}.2f}", end="", flush=True)
-        print(f"{expected:>12.2f}", flush=True)
+            (net,) = of.population.nets.values()
+            print(f"{other / one:>12.2f}{trainings + forwards * forward_share(net):>10.2f}", end="", flush=True)
+        print(flush=True)
 
 
 def persfl(how: argparse.Namespace) -> None:
@@ -304,6 +320,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="threads that train clients side by side; default: one a core")
     parser.add_argument("--against", metavar="FILE", help="other simulators' results, a JSON line each")
     how = parser.parse_args()
+    if how.against and not Path(how.against).is_file():
+        parser.error(f"--against {how.against}: there is no such file")
     if unknown := set(how.what) - set(SECTIONS):
         parser.error(f"no {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")

@@ -71,7 +71,7 @@ class APFL(OneModel):
         w_t, (v, alpha) = fed.down(server.w, "model"), own
         if self.adaptive:
             alpha = fed.train(LeafByLeaf(partial(self.adapt, fed.lr)), alpha, v, w_t, steps=1)
-        w, v = fed.each(parted, fed.fit(mixture, fed.each(joined, w_t, v), alpha))
+        w, v = Placed.pack(parted, fed.fit(mixture, Placed.pack(joined, w_t, v), alpha))
         return SharedModel(fed.up(w, "model").mean(fed.sizes)), Placed.pack(Client, v, alpha)
 
     def adapt(self, lr: float, slope: Slope, net: Net, alpha: Tensor, batch: Batch, v: Params, w: Params) -> Tensor:
@@ -96,7 +96,7 @@ class APFL(OneModel):
 
 
 def hand_mixture(net: Net, pair: Params, batch: Batch, alpha: Tensor) -> Factors | None:
-    w, v = parted(net, pair)
+    w, v = parted(pair)
     v_bar, weighted = at_mixture(w, v, batch, alpha)
     for_w, for_v = net.cross_entropy(w.weights, batch), net.cross_entropy(v_bar.weights, weighted)
     return None if for_w is None or for_v is None else Factors(**for_w.named("w."), **for_v.named("v."))
@@ -112,19 +112,19 @@ def at_mixture(w: Params, v: Params, batch: Batch, alpha: Tensor) -> tuple[Param
 @written_out(hand_mixture)
 def mixture(net: Net, pair: Params, batch: Batch, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """f_i(w_i) + f_i(v̄_i) with w_i fixed in the latter: the gradients ∇f_i(w_i) for w_i, α_i ∇f_i(v̄_i) for v_i."""
-    w, v = parted(net, pair)
+    w, v = parted(pair)
     f_w, w_stats = supervised(net, w, batch)
     v_bar = lerp(tree.map(torch.Tensor.detach, w.weights), v.weights, alpha)
     f_v, v_stats = supervised(net, Params(v_bar, v.stats), batch)
-    return f_w + f_v, joined(net, w._replace(stats=w_stats), v._replace(stats=v_stats)).stats
+    return f_w + f_v, joined(w._replace(stats=w_stats), v._replace(stats=v_stats)).stats
 
 
-def joined(net: Net, w: Params, v: Params) -> Params:
+def joined(w: Params, v: Params) -> Params:
     """Two models as one, to be trained together."""
     return Params(*({**label("w.", a), **label("v.", b)} for a, b in zip(w, v, strict=True)))
 
 
-def parted(net: Net, pair: Params) -> tuple[Params, Params]:
+def parted(pair: Params) -> tuple[Params, Params]:
     """The inverse of `joined`."""
     w, v = (Params(*({k[2:]: x for k, x in part.items() if k[0] == whose} for part in pair)) for whose in "wv")
     return w, v

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from fedkd.algorithms.base import Algorithm, Nets, Setting, View, register
 from fedkd.algorithms.steps import supervised
-from fedkd.core.fit import Descended, Patience, descend
-from fedkd.core.losses import Batch, soft_cross_entropy
+from fedkd.core.fit import Descended, Patience, descend, of_passes
+from fedkd.core.losses import Batch, looked_up, soft_cross_entropy
 from fedkd.core.optim import Adam
 from fedkd.core.seeds import numpy_rng
 from fedkd.core.tree import Params
@@ -115,10 +115,11 @@ class FedDF(Algorithm):
             patience=Patience(divergence, self.patience, self.check_every) if len(held_out) else None,
         )  # fmt: skip
 
+    @of_passes
     def loss(self, net: Net, x: Params, public: Batch, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """KL(σ(mean logits of the ensemble) ‖ σ(f(x, d))) but for a constant (AVGLOGITS, l. 9)."""
         out = net.forward(x, public.x)
-        return soft_cross_entropy(out.logits, target[public.row], public), out.stats
+        return soft_cross_entropy(out.logits, looked_up(target, public.row), public), out.stats
 
     def personal(self, server: Server, own: Placed[Any], fed: Federation) -> Placed[Params]:
         return fed.down_by_architecture(server.models, "model")

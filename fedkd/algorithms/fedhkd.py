@@ -33,7 +33,8 @@ from torch.linalg import vector_norm  # its gradient at 0 is 0
 
 from fedkd.algorithms.base import Algorithm, Nets, Setting, View, only, register
 from fedkd.algorithms.steps import class_sums, supervised
-from fedkd.core.losses import Batch, cross_entropy
+from fedkd.core.fit import of_passes
+from fedkd.core.losses import Batch, cross_entropy, looked_up
 from fedkd.core.privacy import accountant_problems, spent_epsilon
 from fedkd.core.tree import Params, Rows, is_fake, mean_rows
 from fedkd.federation.fed import Federation
@@ -115,22 +116,24 @@ class FedHKD(Algorithm):
         knowledge = mean_rows(received, fed.class_sizes)  # K^j = Σ_i N_i^j/N^j K_i^j (Eq. 9; l. 9)
         return Server(w_next, knowledge, pairs), Placed.pack(Client, w, releases)
 
+    @of_passes
     def loss(self, net: Net, w: Params, batch: Batch, knowledge: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         """CE + λ/n Σ_j ‖Q(G(H^j), T) − Q^j‖ + γ/B Σ_k ‖R(x_k) − H^{y_k}‖ (Eq. 11)."""
         out = net.forward(w, batch.x)
         value, known = cross_entropy(out.logits, batch), knowledge.present.to(batch.weight.dtype)
         h, q = torch.split(knowledge.values, [net.feature_size, net.classes], -1)
         if self.lambda_:
-            value = value + self.lambda_ * (known * vector_norm(self.soft(net.head(w, h)) - q, dim=-1)).mean()
+            value = value + self.lambda_ * (known * vector_norm(self.soft(net.head(w, h)) - q, dim=-1)).mean(-1)
         if self.gamma:
-            apart = vector_norm(out.features - h[batch.y], dim=-1)
-            value = value + self.gamma * (batch.weight * known[batch.y] * apart).sum()
+            apart = vector_norm(out.features - looked_up(h, batch.y), dim=-1)
+            value = value + self.gamma * (batch.weight * known.gather(-1, batch.y) * apart).sum(-1)
         return value, out.stats
 
     def soft(self, z: Tensor) -> Tensor:
         """Q(z, T) (Eq. 2)."""
         return torch.softmax(z / self.temperature, -1)
 
+    @of_passes
     def sums(self, net: Net, batch: Batch, w: Params) -> tuple[Tensor, Tensor]:
         """By class, the sum of (h, q) over samples, and their number."""
         h = net.features(w, batch.x)

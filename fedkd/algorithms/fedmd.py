@@ -20,7 +20,8 @@ from torch import Tensor
 
 from fedkd.algorithms.base import OwnModel, OwnModels, Setting, register
 from fedkd.algorithms.steps import supervised
-from fedkd.core.losses import Batch, mean_absolute_error, mean_squared_error
+from fedkd.core.fit import of_passes
+from fedkd.core.losses import Batch, looked_up, mean_absolute_error, mean_squared_error
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -61,7 +62,8 @@ class FedMD(OwnModels):
             w = fed.fit(self.digest, w, consensus, over="public", **pace)
         return server, Placed.pack(OwnModel, fed.fit(supervised, w))  # revisit
 
+    @of_passes
     def digest(self, net: Net, w: Params, public: Batch, consensus: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The distance of f_k to the consensus f~ on public samples."""
         out = net.forward(w, public.x)
-        return DISTANCES[self.distance](out.logits, consensus[public.row], public), out.stats
+        return DISTANCES[self.distance](out.logits, looked_up(consensus, public.row), public), out.stats

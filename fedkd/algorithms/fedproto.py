@@ -31,6 +31,7 @@ from torch.linalg import vector_norm
 
 from fedkd.algorithms.base import Nets, OwnModel, OwnModels, Setting, only, register
 from fedkd.algorithms.steps import class_means, class_sums, supervised
+from fedkd.core.fit import of_passes
 from fedkd.core.losses import Batch, cross_entropy
 from fedkd.core.tree import Params, Rows, mean_rows
 from fedkd.federation.fed import Federation
@@ -97,6 +98,7 @@ class FedProto(OwnModels):
         w_next = fed.up(w, "model").mean(fed.sizes) if self.share_model else None
         return Server(prototypes, w_next), Placed.pack(OwnModel, w)
 
+    @of_passes
     def loss(self, net: Net, w: Params, batch: Batch, prototypes: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         """L_S + λ Σ_j d(C_i^(j), C̄^(j)) (Eq. 7, 8)."""
         out = net.forward(w, batch.x)
@@ -104,9 +106,10 @@ class FedProto(OwnModels):
         if self.lambda_:
             mine = class_means(*class_sums(out.features, batch, net.classes))
             apart = DISTANCES[self.distance](mine.values - prototypes.values)
-            value = value + self.lambda_ * torch.where(mine.present & prototypes.present, apart, 0.0).sum()
+            value = value + self.lambda_ * torch.where(mine.present & prototypes.present, apart, 0.0).sum(-1)
         return value, out.stats
 
+    @of_passes
     def sums(self, net: Net, batch: Batch, w: Params) -> tuple[Tensor, Tensor]:
         return class_sums(net.features(w, batch.x), batch, net.classes)
 

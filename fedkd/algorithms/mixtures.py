@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fedkd.algorithms.base import Nets, OwnModel, OwnModels, Setting, View, who_from_whom
 from fedkd.algorithms.steps import supervised
-from fedkd.core.losses import Batch, soft_cross_entropy
+from fedkd.core.fit import of_passes
+from fedkd.core.losses import Batch, looked_up, soft_cross_entropy
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -66,10 +67,11 @@ class SoftMixtures(OwnModels):
             w = fed.fit(self.distil, w, teacher, over="public", lr=self.eta_2, **pace)
         return Placed.pack(OwnModel, w)
 
+    @of_passes
     def distil(self, net: Net, w: Params, public: Batch, teacher: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """KL(teacher ‖ own soft predictions), up to the teacher's entropy, which has no gradient."""
         out = net.forward(w, public.x)
-        return soft_cross_entropy(out.logits / self.temperature, teacher[public.row], public), out.stats
+        return soft_cross_entropy(out.logits / self.temperature, looked_up(teacher, public.row), public), out.stats
 
     def observe(self, server: Coefficients, own: Placed[OwnModel], fed: Federation) -> dict[str, float | View]:
         return who_from_whom("coefficients", server.c)

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from fedkd.algorithms.base import OneModel, Setting, SharedModel, register
+from fedkd.core.fit import of_passes
 from fedkd.core.losses import Batch, cross_entropy
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
@@ -70,6 +71,7 @@ class Moon(OneModel):
         own = Placed.pack(Client, w, fed.each(lambda net, trained: torch.ones_like(trained), trained))
         return SharedModel(fed.up(w, "model").mean(fed.sizes)), own  # w^{t+1} ← Σ |D_i|/|D| w_i^t
 
+    @of_passes
     def loss(
         self, net: Net, w: Params, batch: Batch, w_t: Params, previous: Params, trained: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -79,9 +81,9 @@ class Moon(OneModel):
         if self.mu:
             z_glob, z_prev = net.features(w_t, batch.x), net.features(previous, batch.x)
             contrast = self.contrast(out.features.float(), z_glob.float(), z_prev.float())
-            value = value + self.mu * trained * (batch.weight * contrast).sum()
+            value = value + self.mu * trained * (batch.weight * contrast).sum(-1)
         return value, out.stats
 
     def contrast(self, z: Tensor, z_glob: Tensor, z_prev: Tensor) -> Tensor:
         """ℓ_con = −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})), by sample (Eq. 3)."""
-        return softplus((cosine_similarity(z, z_prev) - cosine_similarity(z, z_glob)) / self.temperature)
+        return softplus((cosine_similarity(z, z_prev, -1) - cosine_similarity(z, z_glob, -1)) / self.temperature)

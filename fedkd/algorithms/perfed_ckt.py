@@ -26,8 +26,9 @@ from torch import Tensor
 
 from fedkd.algorithms.base import Algorithm, Nets, Setting, View, register
 from fedkd.algorithms.steps import supervised
+from fedkd.core.fit import of_passes
 from fedkd.core.kmeans import kmeans, match
-from fedkd.core.losses import Batch
+from fedkd.core.losses import Batch, looked_up
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -102,14 +103,15 @@ class PerFedCKT(Algorithm):
         centroids, _ = kmeans(fed.up(s, "predictions").stack(), self.clusters, fed.seed("clusters"))
         return centroids if before is None else centroids[match(before, centroids).argsort()]
 
+    @of_passes
     def loss(
         self, net: Net, w: Params, batch: Batch, public: Batch, target: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Φ_k: cross-entropy + λ · mean over public samples of ‖s̄(x) − s(w, x)‖² (Eq. 1, 2; l. 13-14)."""
         f, stats = supervised(net, w, batch)
         s = torch.softmax(net.forward(w, public.x).logits, -1)
-        apart = (s - target[public.row]).square().sum(-1)
-        return f + self.lambda_ * (public.weight * apart).sum(), stats
+        apart = (s - looked_up(target, public.row)).square().sum(-1)
+        return f + self.lambda_ * (public.weight * apart).sum(-1), stats
 
     def personal(self, server: Server, own: Placed[Client], fed: Federation) -> Placed[Params]:
         w, _ = own

@@ -227,7 +227,7 @@ class Students:
         """The gradient by the logits is autograd's, the rest is written out; clients stacked."""
         if net.dense is None or batch.y.dim() == 1:
             return None
-        o = net.dense.predict(teacher, batch.x)
+        o = net.predict(teacher, batch.x)
         reads, a = net.dense.trace(students.weights, batch.x)
         by_client = a.view(len(o), -1, *a.shape[1:])
         slope, _ = fit.gradient(lambda z: (self.loss(z["a"].mT, o, batch), {}), {"a": by_client})
@@ -242,10 +242,11 @@ def unjudged(w: Params) -> Client:
     return Client(w, zero + math.inf, zero.long())
 
 
+@fit.of_passes
 def validate(net: Net, batch: Batch, w: Params) -> Verdict:
     logits = net.predict(w, batch.x).float()
     losses, hits = per_sample_cross_entropy(logits, batch.y), correct(logits, batch.y)
-    return Verdict((batch.weight * losses).sum(), (batch.weight * hits).sum(), batch.weight.sum())
+    return Verdict((batch.weight * losses).sum(-1), (batch.weight * hits).sum(-1), batch.weight.sum(-1))
 
 
 def validate_all(net: Net, batch: Batch, students: Params) -> Verdict:

@@ -83,17 +83,20 @@ class Scaffold(Algorithm):
     def round(self, server: Server, own: Placed[Client], fed: Federation) -> tuple[Server, Placed[Client]]:
         x, c = fed.down(server.x, "model"), fed.down(server.c, "control")  # l. 5
         (c_i,) = own
-        y = fed.fit(Corrected(), x, fed.each(lambda net, c, c_i: sub(c, c_i), c, c_i))  # l. 7-11
-        own, delta = fed.each(lambda net, *parts: self.finish(fed.lr, *parts), x, y, c_i, c, fed.local_steps)
+        shift = fed.each(lambda net, c, c_i: sub(c, c_i), c, c_i)
+        y = fed.fit(Corrected(), x, shift)  # l. 7-11
+        own, delta = fed.each(lambda net, *parts: self.finish(fed.lr, *parts), x, y, c_i, shift, fed.local_steps)
         mean: Delta = fed.up(delta, "model and control").mean()  # l. 13, 16
         share = len(fed.cohort) / fed.population
         x_next = add(server.x, scale(self.server_lr, mean.model))  # l. 17
         return Server(x_next, add(server.c, scale(share, mean.control))), own
 
-    def finish(self, lr: float, x: Params, y: Params, c_i: Weights, c: Weights, steps: Tensor) -> tuple[Client, Delta]:
-        drift = scale(1 / (steps * lr), sub(x.weights, y.weights))
-        c_plus = add(sub(c_i, c), drift)  # l. 12 (ii): c_i − c + (x − y_i)/(K η_l)
-        return Client(c_plus), Delta(sub(y, x), sub(c_plus, c_i))  # l. 13, 14
+    def finish(
+        self, lr: float, x: Params, y: Params, c_i: Weights, shift: Weights, steps: Tensor
+    ) -> tuple[Client, Delta]:
+        moved = sub(y, x)
+        c_plus = sub(scale(-1 / (steps * lr), moved.weights), shift)  # l. 12 (ii): c_i − c + (x − y_i)/(K η_l)
+        return Client(c_plus), Delta(moved, sub(c_plus, c_i))  # l. 13, 14
 
     def personal(self, server: Server, own: Placed[Client], fed: Federation) -> Placed[Params]:
         return fed.down(server.x, "model")

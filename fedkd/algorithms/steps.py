@@ -97,5 +97,5 @@ def class_means(total: Tensor, weight: Tensor) -> Rows:
 def class_sums(values: Tensor, batch: Batch, classes: int) -> tuple[Tensor, Tensor]:
     """By class, the sum of the batch's values, [classes, ...], and its samples, [classes]; for `fed.sum`."""
     of_class = batch.weight.unsqueeze(-1) * (batch.y.unsqueeze(-1) == torch.arange(classes, device=batch.y.device))
-    total = (of_class.T @ values.flatten(1)).float()  # bf16 where autocast says so
-    return total.view(classes, *values.shape[1:]), of_class.sum(0)
+    total = (of_class.mT @ values.reshape(*batch.y.shape, -1)).float()  # bf16 where autocast says so
+    return total.view(*total.shape[:-1], *values.shape[batch.y.dim() :]), of_class.sum(-2)

@@ -21,6 +21,7 @@ ROUNDING = 1e-6  # of the largest element of a gradient: what is smaller may be 
 # loss(net, model, batch, *values) -> (loss, the running statistics after it)
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 L = TypeVar("L", bound=Loss)
+P = TypeVar("P", bound=Callable[..., Any])
 # slope(loss, net, model, batch, *values) -> (its gradient, the running statistics after it)
 Slope = Callable[..., tuple[Weights, dict[str, Tensor]]]
 # the same, in factors
@@ -67,13 +68,14 @@ def written_out(hand: Hand, walk: Walk | None = None) -> Callable[[L], L]:
     return give
 
 
-def of_passes(loss: L) -> L:
-    """Say of a loss that it looks at the trained model only through `net`, at logits and features, and that it reads
-    the same for stacked clients: it counts axes from the end, and gives each client's value.
+def of_passes(fn: P) -> P:
+    """Say of a loss or a sum that it looks at models only through `net`, at their logits and features, and that it
+    reads the same for stacked clients: it counts axes from the end, and gives each client's value.
 
-    Its gradient is then written out wherever that of cross-entropy is.
+    The loss's gradient is then written out wherever that of cross-entropy is, and the sum needs no vmap.
     """
-    return written_out(lambda net, *parts: net.gradient(loss, *parts))(loss)
+    fn.of_passes = True  # type: ignore[attr-defined]
+    return fn
 
 
 def factored(loss: Loss, net: Any, model: Params, *rest: Any) -> tuple[Factors, dict[str, Tensor]]:
@@ -117,6 +119,8 @@ def _as_factors(found: tuple[Weights, dict[str, Tensor]]) -> tuple[Factors, dict
 
 
 def _by_hand(loss: Loss, net: Any, model: Params, *rest: Any) -> Factors | None:
+    if getattr(loss, "of_passes", False):
+        return net.gradient(loss, model, *rest)  # type: ignore[no-any-return]
     return loss.hand(net, model, *rest) if hasattr(loss, "hand") else None
 
 

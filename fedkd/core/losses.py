@@ -1,4 +1,7 @@
-"""Batches and the losses on them: weighted means over samples, so that padded samples weigh nothing."""
+"""Batches and the losses on them: weighted means over samples, so that padded samples weigh nothing.
+
+Axes are counted from the end: for stacked clients a loss gives each one's value.
+"""
 
 from typing import NamedTuple
 
@@ -16,7 +19,7 @@ class Batch(NamedTuple):
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    return (batch.weight * per_sample_cross_entropy(logits, batch.y)).sum()
+    return (batch.weight * per_sample_cross_entropy(logits, batch.y)).sum(-1)
 
 
 def per_sample_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -33,15 +36,20 @@ def cross_entropy_slope(logits: Tensor, batch: Batch, classes: int = -1) -> Tens
 
 def soft_cross_entropy(logits: Tensor, target: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy to target probabilities; its gradient is that of KL(target ‖ softmax(logits))."""
-    return -(batch.weight * (target * torch.log_softmax(logits, -1)).sum(-1)).sum()
+    return -(batch.weight * (target * torch.log_softmax(logits, -1)).sum(-1)).sum(-1)
 
 
 def mean_squared_error(output: Tensor, target: Tensor, batch: Batch) -> Tensor:
-    return (batch.weight * (output - target).square().mean(-1)).sum()
+    return (batch.weight * (output - target).square().mean(-1)).sum(-1)
 
 
 def mean_absolute_error(output: Tensor, target: Tensor, batch: Batch) -> Tensor:
-    return (batch.weight * (output - target).abs().mean(-1)).sum()
+    return (batch.weight * (output - target).abs().mean(-1)).sum(-1)
+
+
+def looked_up(table: Tensor, index: Tensor) -> Tensor:
+    """The rows of a table, [..., rows, columns], that an index, [..., b], names."""
+    return torch.take_along_dim(table, index.unsqueeze(-1), -2)
 
 
 def correct(logits: Tensor, y: Tensor) -> Tensor:

@@ -121,13 +121,10 @@ class Federation:
         return self.sum_over(shards, fn, *values)
 
     def sum_over(self, shards: Shards, fn: Callable[..., Any], *values: Placed[Any]) -> Placed[Any]:
-        def add(net: Net, total: Tree, batch: Any, *own: Tree) -> Tree:
-            here = fn(net, batch, *own)
-            return here if total == () else tree.add(total, here)
-
         def fold(executor: Executor, net: Net, who: np.ndarray, own: Sequence[Tree]) -> Tree:
             walk = batches.in_order(shards.of(who), SUM_BATCH)
-            return executor.scan(net, add, (), [Stream(self._world.population.images, walk, mean=False)], own)
+            stream = Stream(self._world.population.images, walk, mean=False)
+            return executor.scan(net, Adding(fn), (), [stream], own)
 
         return self._lift(fold, values)
 
@@ -303,6 +300,22 @@ class Federation:
                 bad += self.cohort[places][~total.isfinite().cpu().numpy()].tolist()
         if bad:
             raise Diverged(sorted(bad), self.round, self.lr)
+
+
+@dataclass(frozen=True)
+class Adding:
+    """The step of a sum over samples."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, net: Net, total: Tree, batch: Batch, *own: Tree) -> Tree:
+        here = self.fn(net, batch, *own)
+        return here if total == () else tree.add(total, here)
+
+    def together(self, net: Net, *parts: Tree) -> Tree:
+        """For stacked clients."""
+        as_it_is = net.dense is not None and getattr(self.fn, "of_passes", False)
+        return self(net, *parts) if as_it_is else torch.vmap(partial(self, net))(*parts)
 
 
 def _pace(pace: dict[str, int | None]) -> dict[str, int | None]:

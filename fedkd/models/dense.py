@@ -15,7 +15,6 @@ from fedkd.core.factors import Beside, Factors, followed
 from fedkd.core.losses import Batch, cross_entropy_slope
 from fedkd.core.onednn import LARGE, product
 from fedkd.core.optim import Weights
-from fedkd.core.tree import Params
 from fedkd.core.unlocked import unlocked
 from fedkd.models.written import Shown, Slopes, Written
 
@@ -39,6 +38,10 @@ class Dense(Written):
     def __init__(self, layers: Sequence[str]) -> None:
         self.layers = layers
         self._names = [f"{layer}.{part}" for layer in layers for part in ("weight", "bias")]
+
+    @staticmethod
+    def stacked(weights: Weights) -> bool:
+        return weights["head.weight"].dim() == 3
 
     def trace(self, weights: Weights, x: Tensor) -> Trace:
         *reads, logits = _forward(self._listed(weights), x, onednn.usable(x))
@@ -71,14 +74,8 @@ class Dense(Written):
         fast = onednn.usable(batches.x)
         _walk(self._listed(weights), batches, alive, rate, shift, centre, rate * beside.strength, fast)
 
-    def predict(self, model: Params, x: Tensor) -> Tensor:
-        return self.trace(model.weights, x).logits.mT
-
-    def features(self, model: Params, x: Tensor) -> Tensor:
-        return self.trace(model.weights, x).reads[-1].mT
-
-    def head(self, model: Params, features: Tensor) -> Tensor:
-        return torch.baddbmm(model.weights["head.bias"].unsqueeze(-2), features, model.weights["head.weight"].mT)
+    def head(self, weights: Weights, features: Tensor) -> Tensor:
+        return torch.baddbmm(weights["head.bias"].unsqueeze(-2), features, weights["head.weight"].mT)
 
     def _listed(self, weights: Weights) -> list[Tensor]:
         return [weights[name] for name in self._names]

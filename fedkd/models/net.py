@@ -26,6 +26,7 @@ from fedkd.models.written import Tape, Written
 Shape = tuple[int, int, int]  # channels, height, width
 INITS = ("default", "zeros")
 CHUNK = 512  # samples a prediction takes at once, so that memory does not grow with the data
+CHUNK_OF_MAPS = 128  # ... by convolutions on a CPU, whose cache holds the maps of no more
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Net:
         written = self._written(batch)
         if written is None:
             return None
-        tape = Tape(self, written, written if isinstance(written, dense.Dense) else self)
+        tape = Tape(self, written)
         with torch.enable_grad():
             value, _ = loss(tape, model, batch, *rest)
         return tape.gradient(value)
@@ -199,16 +200,24 @@ class Net:
             return self.dense
         return self.chain if self.chain is not None and self.chain.serves(batch.x) else None
 
+    # stacked models of a fully connected net may be given to these three as they are
+
     def predict(self, model: Params, x: Tensor) -> Tensor:
         """Logits, by the running statistics."""
+        if self.dense is not None and self.dense.stacked(model.weights):
+            return self.dense.forward(model.weights, x)[0].logits
         return self._chunked(model, x, Pass._fields.index("logits"))
 
     def features(self, model: Params, x: Tensor) -> Tensor:
         """What enters the head, by the running statistics."""
+        if self.dense is not None and self.dense.stacked(model.weights):
+            return self.dense.forward(model.weights, x)[0].features
         return self._chunked(model, x, Pass._fields.index("features"))
 
     def head(self, model: Params, features: Tensor) -> Tensor:
         """Logits of given features."""
+        if self.dense is not None and self.dense.stacked(model.weights):
+            return self.dense.head(model.weights, features)
         with self._layers.predicting.having(model.weights) as module:
             return module.head(features)  # type: ignore[no-any-return]
 
@@ -235,7 +244,8 @@ class Net:
 
     def _chunked(self, model: Params, x: Tensor, output: int) -> Tensor:
         with self._layers.predicting.having({**model.weights, **model.stats}) as module:
-            parts: list[Tensor] = [module(part)[output] for part in torch.split(x, CHUNK)]
+            chunk = CHUNK_OF_MAPS if self.has_convolution and x.device.type == "cpu" else CHUNK
+            parts: list[Tensor] = [module(part)[output] for part in torch.split(x, chunk)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def split(self, model: Params, last: int) -> tuple[Params, Params]:

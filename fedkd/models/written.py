@@ -1,7 +1,7 @@
 """Networks whose gradients are written out, and what a loss sees of them."""
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,14 +45,6 @@ class Written(ABC):
         return found
 
 
-class Still(Protocol):
-    """Models that are not trained."""
-
-    def predict(self, model: Params, x: Tensor) -> Tensor: ...
-    def features(self, model: Params, x: Tensor) -> Tensor: ...
-    def head(self, model: Params, features: Tensor) -> Tensor: ...
-
-
 class Seen(NamedTuple):
     """What a loss sees of a training pass: an `Output` without the last stage."""
 
@@ -67,10 +59,10 @@ class Tape:
     Autograd has only the loss to go through, down to what the passes have shown.
     """
 
-    def __init__(self, net: Any, written: Written, still: Still) -> None:
+    def __init__(self, net: Any, written: Written) -> None:
         self.classes, self.feature_size = net.classes, net.feature_size
-        self.predict, self.features = still.predict, still.features
-        self._written, self._still = written, still
+        self.predict, self.features = net.predict, net.features  # of models that are not trained
+        self._net, self._written = net, written
         self._passes: list[tuple[Weights, Any, Shown]] = []
         self._heads: list[Weights] = []
 
@@ -84,13 +76,13 @@ class Tape:
     def head(self, model: Params, features: Tensor) -> Tensor:
         own = {name: w.detach().requires_grad_() for name, w in model.weights.items() if name.startswith("head.")}
         self._heads.append(own)
-        return self._still.head(Params(own, {}), features)
+        return self._net.head(Params(own, {}), features)  # type: ignore[no-any-return]
 
     def gradient(self, value: Tensor) -> Factors:
         """∇ value by the weights of the one model that was trained."""
         shown = [part for *_, parts in self._passes for part in parts]
         own = [leaf for head in self._heads for leaf in head.values()]
-        slopes = iter(torch.autograd.grad(value.sum(), [*shown, *own], allow_unused=True))
+        slopes = iter(torch.autograd.grad(value, [*shown, *own], torch.ones_like(value), allow_unused=True))
         found = Factors()
         for weights, memory, _ in self._passes:
             self._written.backward(weights, memory, Slopes(next(slopes), next(slopes)), found)

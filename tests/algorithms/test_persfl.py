@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracle import CLIENTS, HELD, average, client, data, federation, flat, gradient, scores, sgd, softmax, validated
 from runs import composed, metrics, ran
-from tiny import CLASSES, Hidden, Normed, assert_close, assert_equal, engine, everyone, leaves, world
+from tiny import CLASSES, Hidden, Normed, assert_close, assert_equal, engine, everyone, leaves, without_backward, world
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedkd import build, checkpoint
@@ -15,7 +15,7 @@ from fedkd.algorithms.base import Setting
 from fedkd.algorithms.fedavg import FedAvg
 from fedkd.algorithms.persfl import PersFL
 from fedkd.algorithms.steps import supervised
-from fedkd.core import fit, tree
+from fedkd.core import tree
 from fedkd.core.errors import ConfigError
 from fedkd.core.optim import Local
 from fedkd.engine import Settings
@@ -346,7 +346,7 @@ def test_teachers_rounds_and_the_chosen_points_are_shown(tmp_path):
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_the_distillation_stays_on_the_gpu(executor, tmp_path, monkeypatch):
     """As in the contract, whose evaluation is not of the last round."""
-    monkeypatch.setattr(fit, "gradient", lambda fn, weights: (tree.zeros_like(weights), fn(weights)[1]))
+    without_backward(monkeypatch)
     with FakeTensorMode():
         run = engine(PersFL(), tmp_path, world=world(executor, device="cuda", rounds=1), executor=None)
         state = through(run)

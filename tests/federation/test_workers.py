@@ -80,7 +80,7 @@ def test_stacked_clients_are_dealt_so_that_their_models_stay_in_the_cache():
     executor = Vmapped()
     assert executor.shares(10, mega // 32, cpu, workers=2) == 1  # too little for two
     assert executor.shares(10, mega // 2, cpu, workers=2) == 2  # 5 MB
-    assert executor.shares(40, mega // 2, cpu, workers=2) == 6  # 20 MB: three times two shares of at most 4 MB
+    assert executor.shares(40, mega, cpu, workers=2) == 6  # 40 MB: three times two shares of at most 8 MB
     assert executor.shares(10, 8 * mega, cpu, workers=2) == 2  # of five at the most, however large
     assert executor.shares(40, mega, torch.device("cuda"), workers=1) == 1
     assert Vmapped(chunk=16).shares(40, mega, cpu, workers=2) == 3

@@ -134,7 +134,7 @@ def test_layers_before_what_a_loss_looks_at_alone_have_a_gradient_and_those_behi
 
 def test_the_mixtures_of_apfl_move_as_autograd_says():
     (net, w, v), of, alpha = pair(LeNet()), batch(), torch.tensor(0.3)
-    both = joined(net, w, v)
+    both = joined(w, v)
     found, _ = slope(mixture, net, both, of, alpha)
     alone = by_autograd(net, both.weights, lambda weights: mixture(net, Params(weights, {}), of, alpha)[0])
     assert_close(found, alone, tolerance=1e-5)

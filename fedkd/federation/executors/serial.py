@@ -21,7 +21,7 @@ class Serial(Executor):
 
     @torch.no_grad()
     def each(self, net: Net, fn: Callable[..., Tree], values: Sequence[Tree], clients: int) -> Tree:
-        return tree.stack([fn(net, *tree.take(tuple(values), i)) for i in range(clients)])
+        return _stacked([fn(net, *tree.take(tuple(values), i)) for i in range(clients)])
 
     @torch.no_grad()
     def scan(
@@ -36,7 +36,11 @@ class Serial(Executor):
                     with self.precision(device):
                         own = step(net, own, *(stream.one(t, rank) for stream in streams), *value)
             done[client] = own
-        return tree.stack(done) if len(done) > 1 else tree.map(lambda leaf: leaf.unsqueeze(0), done[0])
+        return _stacked(done)
+
+
+def _stacked(done: list[Tree]) -> Tree:
+    return tree.stack(done) if len(done) > 1 else tree.map(lambda leaf: leaf.unsqueeze(0), done[0])  # not copied
 
 
 def _channels_last(leaf: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from fedkd.data.batches import Stream
 from fedkd.federation.executors.base import Executor
 from fedkd.models.net import Net
 
-CACHE = 4 * 2**20  # bytes of models that a worker steps together on a CPU
+CACHE = 8 * 2**20  # bytes of models that a worker steps together on a CPU
 FEW = 5  # clients that it steps together however large they are: one by one they would wait for Python
 ALONE = 1 * 2**20  # bytes of models that are worth a worker of their own
 
