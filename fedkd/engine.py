@@ -143,7 +143,7 @@ class Engine:
             )
             fed = Federation(world, number, who, Ledger())
             try:
-                server, own = self.algorithm.round(state.server, state.store.gather(who), fed)
+                server, own = self.algorithm.round(state.server, state.store.gather(who, keep=False), fed)
                 break
             except Diverged as error:
                 if settings.on_nan != "skip":

@@ -29,18 +29,37 @@ class Store(ABC):
         self.population, self.first = population, first
         self.present = np.zeros(len(population), bool)
 
-    def gather(self, clients: np.ndarray) -> Placed[Any]:
-        """The clients' states, as a placed value."""
+    def gather(self, clients: np.ndarray, keep: bool = True) -> Placed[Any]:
+        """The clients' states, as a placed value. First states are made for it, and kept unless `scatter` follows."""
         stacks = {}
         for arch, places in self.population.by_architecture(clients).items():
             members = clients[places]
-            fresh = members[~self.present[members]]
-            together = max(1, FRESH // (4 * self.population.nets[arch].params))
-            for some in (fresh[at : at + together] for at in range(0, len(fresh), together)):
-                self._write(arch, some, tree.stack([self.first(int(client)) for client in some]))
-                self.present[some] = True
-            stacks[arch] = self._read(arch, members)
+            fresh = ~self.present[members]
+            if keep:
+                for some, made in self._first(arch, members, fresh):
+                    self._write(arch, members[some], made)
+                    self.present[members[some]] = True
+            whole = keep or not fresh.any()
+            stacks[arch] = self._read(arch, members) if whole else self._read_and_made(arch, members, fresh)
         return Placed(stacks)
+
+    def _first(self, arch: str, clients: np.ndarray, fresh: np.ndarray) -> Iterator[tuple[np.ndarray, Tree]]:
+        """The places of some that are fresh, and their first states, until all are made."""
+        places, together = np.flatnonzero(fresh), max(1, FRESH // (4 * self.population.nets[arch].params))
+        for some in (places[at : at + together] for at in range(0, len(places), together)):
+            yield some, tree.stack([self.first(int(client)) for client in clients[some]])
+
+    def _read_and_made(self, arch: str, clients: np.ndarray, fresh: np.ndarray) -> Tree:
+        states: Tree = None
+        for some, made in self._first(arch, clients, fresh):
+            if len(some) == len(clients):
+                return made
+            if states is None:
+                states = tree.map(lambda leaf: leaf.new_empty(len(clients), *leaf.shape[1:]), made)
+            tree.put_rows(states, some, made)
+        if not fresh.all():
+            tree.put_rows(states, np.flatnonzero(~fresh), self._read(arch, clients[~fresh]))
+        return states
 
     def scatter(self, clients: np.ndarray, states: Placed[Any]) -> None:
         """Keep the clients' new states."""

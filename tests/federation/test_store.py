@@ -54,6 +54,14 @@ def test_what_was_scattered_comes_back_and_others_stay(make):
     assert rest["half"].dtype == torch.bfloat16
 
 
+def test_states_that_are_to_be_scattered_are_not_kept_before(make):
+    store = make()
+    grown(store, [1], 10)
+    states = store.gather(np.array([0, 1, 2, 3]), keep=False)._stacks
+    assert {arch: stack[0][:, 0].tolist() for arch, stack in states.items()} == {"hidden": [0, 2], "linear": [11, 3]}
+    assert store.present.tolist() == [False, True, False, False]
+
+
 def test_a_snapshot_restores_in_a_new_store(make):
     store = make()
     grown(store, [0, 1], 5)

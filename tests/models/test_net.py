@@ -316,9 +316,9 @@ class OwnStart(DNN):
 
 
 @pytest.mark.parametrize(("model", "again"), [(MLR(), True), (DNN(hidden=(5, 4)), True), (OwnStart(), False)])
-def test_parameters_drawn_anew_are_those_of_a_network_built_anew(model, again):
+def test_parameters_drawn_alone_are_those_of_a_network_built(model, again):
     net = Net(model, SHAPE, 10)
-    assert (net._again is not None) == again
+    assert (net._bounds is not None) == again
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         built = {name: p.detach() for name, p in net._build().named_parameters()}
