@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -72,7 +73,8 @@ def of_passes(fn: P) -> P:
     """Say of a loss or a sum that it looks at models only through `net`, at their logits and features, and that it
     reads the same for stacked clients: it counts axes from the end, and gives each client's value.
 
-    The loss's gradient is then written out wherever that of cross-entropy is, and the sum needs no vmap.
+    The loss's gradient is then written out wherever that of cross-entropy is, and the sum needs no vmap. The gradient
+    goes through `net.forward` and `net.head`; `net.predict` and `net.features` are for models that stay as they are.
     """
     fn.of_passes = True  # type: ignore[attr-defined]
     return fn
@@ -193,6 +195,22 @@ class Descent:
             return Fit(Params(weights, stats), fit.optimizer)
         weights, state = update(weights, found.taken(weights), fit.optimizer)
         return Fit(Params(weights, stats), state)
+
+
+@dataclass(frozen=True)
+class Adding:
+    """The step of a sum over samples: total + fn(net, batch, *values)."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, net: Any, total: tree.Tree, batch: Any, *values: Any) -> tree.Tree:
+        here = self.fn(net, batch, *values)
+        return here if total == () else tree.add(total, here)
+
+    def together(self, net: Any, *parts: Any) -> tree.Tree:
+        """For several clients, stacked."""
+        as_it_is = net.dense is not None and getattr(self.fn, "of_passes", False)
+        return self(net, *parts) if as_it_is else torch.vmap(partial(self, net))(*parts)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from fedkd.core import tree
 from fedkd.core.errors import Diverged
-from fedkd.core.fit import Descent, Fit, Loss
+from fedkd.core.fit import Adding, Descent, Fit, Loss
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Clipped, Local
 from fedkd.core.seeds import derive, numpy_rng
@@ -147,13 +147,16 @@ class Federation:
         beside : draw that many public samples at every step too: step(net, carry, batch, public_batch, *values).
         pace : `epochs`, `steps`, `batch_size` where they differ from `local`'s.
         """
-        local = replace(self.local, **_pace(pace))  # type: ignore[arg-type]
+        local, bad = replace(self.local, **_pace(pace)), list[int]()  # type: ignore[arg-type]
 
         def scan(executor: Executor, net: Net, who: np.ndarray, own: Sequence[Tree]) -> Tree:
-            return executor.scan(net, step, own[0], self._streams(who, local, over, draws, beside), own[1:])
+            trained = executor.scan(net, step, own[0], self._streams(who, local, over, draws, beside), own[1:])
+            bad.extend(who[_not_finite(trained)].tolist())  # here, where the cache still has it
+            return trained
 
         trained = self._lift(scan, (carry, *values), in_place=getattr(step, "in_place", False))
-        self._check_finite(trained)
+        if bad:
+            raise Diverged(sorted(bad), self.round, self.lr)
         return trained
 
     def fit(
@@ -289,33 +292,14 @@ class Federation:
         """Of what a client draws beside its batches, by its place."""
         return lambda place: derive(self._world.seed, "draws", purpose, self.round, int(clients[place]))
 
-    def _check_finite(self, trained: Placed[Any]) -> None:
-        bad: list[int] = []
-        for arch, places in self._groups.items():
-            numbers = [leaf for leaf in tree.leaves(trained._stacks[arch]) if leaf.is_floating_point() and leaf.numel()]
-            if not numbers or tree.is_fake(numbers[0]):
-                continue
-            if not torch.stack([leaf.sum() for leaf in numbers]).sum().isfinite():  # a sum keeps what is not
-                total = torch.stack([leaf.reshape(len(places), -1).sum(1) for leaf in numbers]).sum(0)
-                bad += self.cohort[places][~total.isfinite().cpu().numpy()].tolist()
-        if bad:
-            raise Diverged(sorted(bad), self.round, self.lr)
 
-
-@dataclass(frozen=True)
-class Adding:
-    """The step of a sum over samples."""
-
-    fn: Callable[..., Any]
-
-    def __call__(self, net: Net, total: Tree, batch: Batch, *own: Tree) -> Tree:
-        here = self.fn(net, batch, *own)
-        return here if total == () else tree.add(total, here)
-
-    def together(self, net: Net, *parts: Tree) -> Tree:
-        """For stacked clients."""
-        as_it_is = net.dense is not None and getattr(self.fn, "of_passes", False)
-        return self(net, *parts) if as_it_is else torch.vmap(partial(self, net))(*parts)
+def _not_finite(trained: Tree) -> np.ndarray:
+    """The places of the clients whose values are not all finite; a sum is not, either, if one of them is not."""
+    numbers = [leaf for leaf in tree.leaves(trained) if leaf.is_floating_point() and leaf.numel()]
+    if not numbers or tree.is_fake(numbers[0]) or torch.stack([leaf.sum() for leaf in numbers]).sum().isfinite():
+        return np.arange(0)
+    totals = torch.stack([leaf.flatten(1).sum(1) if leaf.dim() > 1 else leaf for leaf in numbers]).sum(0)
+    return np.flatnonzero(~totals.isfinite().cpu().numpy())
 
 
 def _pace(pace: dict[str, int | None]) -> dict[str, int | None]:
