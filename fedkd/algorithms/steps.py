@@ -14,6 +14,7 @@ from fedkd.core.fit import Descent, Fit, written_out
 from fedkd.core.losses import Batch, cross_entropy
 from fedkd.core.optim import SGD, Weights
 from fedkd.core.tree import Params, Rows, squared_distance
+from fedkd.data.batches import Stream
 from fedkd.models.net import Net
 
 
@@ -21,10 +22,11 @@ def hand_supervised(net: Net, w: Params, batch: Batch) -> Factors | None:
     return net.cross_entropy(w.weights, batch)
 
 
-def walk_supervised(net: Net, weights: Weights, batches: Batch, alive: list[int], rate: float, beside: Beside) -> bool:
+def walk_supervised(net: Net, weights: Weights, stream: Stream, rate: float, beside: Beside) -> bool:
     if net.dense is None:
         return False
-    net.dense.walk(weights, batches, alive, rate, beside)
+    for batches, alive in stream.several():
+        net.dense.walk(weights, batches, alive, rate, beside)
     return True
 
 

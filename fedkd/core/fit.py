@@ -29,7 +29,7 @@ Slope = Callable[..., tuple[Weights, dict[str, Tensor]]]
 Factored = Callable[..., tuple[Factors, dict[str, Tensor]]]
 # hand(net, model, batch, *values) -> the gradient, if it is written out
 Hand = Callable[..., Factors | None]
-# walk(net, weights, batches of several steps, how many clients each step has, rate, beside) -> whether it has done so
+# walk(net, weights, stream, rate, beside) -> whether it has followed the gradient along the stream, in place
 Walk = Callable[..., bool]
 
 
@@ -185,7 +185,7 @@ class Descent:
             return False
         if hasattr(loss, "beside"):
             beside = loss.beside(*values)
-        return all(walk(net, fit.model.weights, batches, alive, rate, beside) for batches, alive in stream.several())
+        return walk(net, fit.model.weights, stream, rate, beside)  # type: ignore[no-any-return]
 
     def _step(self, factored: Factored, update: Callable[..., Any], net: Any, fit: Fit, *rest: Any) -> Fit:
         weights, rate = fit.model.weights, self.optimizer.plain_rate
