@@ -14,7 +14,6 @@ from fedkd.core.fit import Descent, Fit, written_out
 from fedkd.core.losses import Batch, cross_entropy
 from fedkd.core.optim import SGD, Weights
 from fedkd.core.tree import Params, Rows, squared_distance
-from fedkd.data.batches import Stream
 from fedkd.models.net import Net
 
 
@@ -22,15 +21,7 @@ def hand_supervised(net: Net, w: Params, batch: Batch) -> Factors | None:
     return net.cross_entropy(w.weights, batch)
 
 
-def walk_supervised(net: Net, weights: Weights, stream: Stream, rate: float, beside: Beside) -> bool:
-    if net.dense is None:
-        return False
-    for batches, alive in stream.several():
-        net.dense.walk(weights, batches, alive, rate, beside)
-    return True
-
-
-@written_out(hand_supervised, walk_supervised)
+@written_out(hand_supervised, Net.walk)
 def supervised(net: Net, w: Params, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy on the client's labels: F_k(w)."""
     out = net.forward(w, batch.x)

@@ -1,6 +1,6 @@
 """Gradient steps as pure functions, under plain autograd or lifted by vmap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -13,6 +13,7 @@ from fedkd.core import tree
 from fedkd.core.draws import drawing
 from fedkd.core.errors import FedkdError
 from fedkd.core.factors import Beside, Factors
+from fedkd.core.losses import Piece
 from fedkd.core.optim import Optimizer, State, Weights
 from fedkd.core.tree import Params
 
@@ -29,7 +30,7 @@ Slope = Callable[..., tuple[Weights, dict[str, Tensor]]]
 Factored = Callable[..., tuple[Factors, dict[str, Tensor]]]
 # hand(net, model, batch, *values) -> the gradient, if it is written out
 Hand = Callable[..., Factors | None]
-# walk(net, weights, stream, rate, beside) -> whether it has followed the gradient along the stream, in place
+# walk(net, weights, pieces, rate, beside) -> whether it has followed the gradient along a stream, in place
 Walk = Callable[..., bool]
 
 
@@ -59,7 +60,7 @@ def written_out(hand: Hand, walk: Walk | None = None) -> Callable[[L], L]:
     """Give a loss its gradient: hand(net, model, batch, *values) finds it, or returns None.
 
     It must know by the batch whether it is given one client or several, stacked. Autograd and vmap take more time of
-    small networks than arithmetic does, and of others some. `walk` may follow it for many steps of stacked clients.
+    small networks than arithmetic does, and of others some. `walk` may follow it for many steps.
     """
 
     def give(loss: L) -> L:
@@ -177,15 +178,15 @@ class Descent:
         update = self.optimizer.update if self.optimizer.stacks else torch.vmap(self.optimizer.update)
         return self._step(factored_together, update, net, fit, *rest)
 
-    def walk(self, net: Any, fit: Fit, stream: Any, *values: Any) -> bool:
-        """All steps of stacked clients, if that can be done with few words of Python."""
+    def walk(self, net: Any, fit: Fit, pieces: Iterable[Piece], *values: Any) -> bool:
+        """All steps of stacked clients or of one, if that can be done with few words of Python."""
         loss, rate = self.loss, self.optimizer.plain_rate
         walk, beside = getattr(getattr(loss, "bare", loss), "walk", None), Beside()
         if walk is None or rate is None:
             return False
         if hasattr(loss, "beside"):
             beside = loss.beside(*values)
-        return walk(net, fit.model.weights, stream, rate, beside)  # type: ignore[no-any-return]
+        return walk(net, fit.model.weights, pieces, rate, beside)  # type: ignore[no-any-return]
 
     def _step(self, factored: Factored, update: Callable[..., Any], net: Any, fit: Fit, *rest: Any) -> Fit:
         weights, rate = fit.model.weights, self.optimizer.plain_rate

@@ -18,6 +18,16 @@ class Batch(NamedTuple):
     row: Tensor  # [b]; the sample's number in the dataset, or its row in the round's public batch
 
 
+class Piece(NamedTuple):
+    """The batches of several steps, one after another, and how much of them each step has.
+
+    Of stacked clients that is so many batches; of one client, the first so many samples of its batch.
+    """
+
+    batches: Batch
+    counts: list[int]
+
+
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     return (batch.weight * per_sample_cross_entropy(logits, batch.y)).sum(-1)
 

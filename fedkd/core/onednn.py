@@ -18,7 +18,12 @@ def usable(tensor: Tensor) -> bool:
 
 def gains(a: Tensor, b: Tensor) -> bool:
     """Whether `product` is the faster way to a b or a bᵀ."""
-    return a.dim() == b.dim() == 2 and a.shape[0] * b.numel() >= LARGE and a.dtype is b.dtype and usable(a)
+    return a.dim() == b.dim() == 2 and large(a, b) and a.dtype is b.dtype and usable(a)
+
+
+def large(a: Tensor, b: Tensor, least: int = LARGE) -> bool:
+    """Whether these matrices' product gains by it."""
+    return a.size(0) * b.numel() >= least
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

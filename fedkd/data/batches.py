@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkd.core.losses import Batch
+from fedkd.core.losses import Batch, Piece
 from fedkd.data.datasets import Images
 
 FETCHED = 4 * 2**20  # bytes of images that are fetched at once, unless one step needs more
@@ -60,13 +60,20 @@ class Stream:
         at = slice(first - self._held.start, end - self._held.start)
         return Batch(*(part[at] for part in self._batches))
 
-    def several(self) -> Iterator[tuple[Batch, list[int]]]:
-        """The batches of several steps at a time, and how many of them each step has."""
+    def together(self) -> Iterator[Piece]:
+        """The batches of all clients, several steps at a time."""
         alive, t = self.walk.alive.tolist(), 0
         while t < len(alive):
             end = self._until(t)
-            yield self._batch(slice(self._start[t], self._start[end])), alive[t:end]
+            yield Piece(self._batch(slice(self._start[t], self._start[end])), alive[t:end])
             t = end
+
+    def alone(self, rank: int, t: int = 0) -> Iterator[Piece]:
+        """Those of one client, from step t on, several at a time."""
+        at = self.walk.start[:-1][self.walk.alive > rank] + rank
+        for some in (at[i : i + self._some] for i in range(t, len(at), self._some)):
+            sizes = np.maximum(self.walk.sizes[some], 1).tolist()
+            yield Piece(self._batch(torch.from_numpy(some).to(self._rows.device)), sizes)
 
     def _until(self, t: int) -> int:
         """The step behind those that are fetched together from t on."""
@@ -75,13 +82,10 @@ class Stream:
     def one(self, t: int, rank: int) -> Batch:
         """The batch of one client at step t, without padding."""
         if (t, rank) not in self._fetched:
-            start = self.walk.start[t : t + self._some]
-            at = start[: (self.walk.alive[t : t + self._some] > rank).sum()] + rank
-            several = self._batch(torch.from_numpy(at).to(self._rows.device))
-            steps = zip(*(part.unbind() for part in several), strict=True)
-            self._fetched = {(t + i, rank): Batch(*parts) for i, parts in enumerate(steps)}
-        batch, size = self._fetched[t, rank], max(int(self.walk.sizes[self.walk.start[t] + rank]), 1)
-        return batch if size == len(batch.y) else Batch(*(part[:size] for part in batch))
+            batches, sizes = next(self.alone(rank, t))
+            several = [Batch(*(part[i, :size] for part in batches)) for i, size in enumerate(sizes)]
+            self._fetched = {(t + i, rank): batch for i, batch in enumerate(several)}
+        return self._fetched[t, rank]
 
     def first(self) -> "Stream":
         """The same stream, ending after its first step."""

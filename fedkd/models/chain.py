@@ -1,10 +1,9 @@
 """One client's convolutional network as a chain of layers, its gradients written out.
 
-Autograd comes to the same in an eighth more time: it has Python's lock more often than two threads can share it, keeps
+Autograd comes to the same in a fifth more time: it has Python's lock more often than two threads can share it, keeps
 gradients that are only made to be followed, and sums those of a bias over all of a map, not over its pooled quarter.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,148 +11,44 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import conv2d
 
 from fedkd.core import onednn
 from fedkd.core.draws import mask
-from fedkd.core.factors import Factors
+from fedkd.core.factors import Beside, Factors, followed
+from fedkd.core.losses import Batch, cross_entropy_slope
+from fedkd.core.onednn import large, product
 from fedkd.core.optim import Weights
+from fedkd.core.unlocked import unlocked
 from fedkd.models.layers import Dropout, Flatten, Linear
 from fedkd.models.split import Pass, Split
 from fedkd.models.written import Shown, Slopes, Written
 
-aten = torch.ops.aten
-convolution_backward = aten.convolution_backward.default
-max_pool = aten.max_pool2d_with_indices.default
-max_pool_backward = aten.max_pool2d_with_indices_backward.default
-threshold_backward = aten.threshold_backward.default  # the gradient behind a ReLU
-Memory = tuple[Tensor, ...]  # what a layer keeps of its pass for the way back
+KINDS: dict[type[nn.Module], str] = {
+    nn.Conv2d: "convolution",
+    nn.MaxPool2d: "pool",
+    nn.ReLU: "rectifier",
+    Dropout: "dropping",
+    Flatten: "flattening",
+    Linear: "affine",
+}
+SIDES = "kernel_size", "stride", "padding", "dilation"  # of a window
+NONE = -1  # the place of a parameter that a layer does not have
+_mask = torch.jit.ignore(mask)  # type: ignore[no-untyped-call] # by Python, where all else is TorchScript's
 
 
-class Link(ABC):
-    """One layer; `names` are those of its parameters, the weight's first."""
+class Link(NamedTuple):
+    """One layer, as TorchScript reads it; parameters are named by their places in the chain's list of them."""
 
-    def __init__(self, name: str, layer: nn.Module) -> None:
-        self.names = [f"{name}.{key}" for key, _ in layer.named_parameters(recurse=False)]
-
-    @abstractmethod
-    def forward(self, weights: Weights, x: Tensor) -> tuple[Tensor, Memory]: ...
-
-    @abstractmethod
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
-        """The gradient by the input, behind `slope`, that by the output; the `first` layer's is not needed."""
-
-
-class Convolution(Link):
-    """With the max-pool right after it, if there is one."""
-
-    pool: "Pool | None" = None
-
-    def __init__(self, name: str, layer: nn.Conv2d) -> None:
-        super().__init__(name, layer)
-        self.how: Any = (layer.stride, layer.padding, layer.dilation, layer.groups)
-
-    @staticmethod
-    def serves(layer: nn.Conv2d) -> bool:
-        return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-
-    def forward(self, weights: Weights, x: Tensor) -> tuple[Tensor, Memory]:
-        weight, bias = weights[self.names[0]], weights[self.names[1]] if len(self.names) > 1 else None
-        y = conv2d(x, weight, bias, *self.how)
-        if self.pool is None:
-            return y, (x,)
-        y, memory = self.pool.forward(weights, y)
-        return y, (x, *memory)
-
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
-        (x, *pooled), (weight, *bias) = memory, self.names
-        for name in bias:
-            found.put(name, slope.sum((0, 2, 3)))  # a pool sends all of it on
-        if self.pool is not None:
-            slope = self.pool.backward(weights, tuple(pooled), slope, found, False)
-        *shape, groups = self.how
-        wanted = [not first, True, False]
-        by_x, by_weight, _ = convolution_backward(
-            slope, x, weights[weight], None, *shape, False, [0, 0], groups, wanted
-        )
-        found.put(weight, by_weight)
-        return by_x  # type: ignore[no-any-return]
-
-
-class Pool(Link):
-    """A max-pool."""
-
-    def __init__(self, name: str, layer: nn.MaxPool2d) -> None:
-        super().__init__(name, layer)
-        sides = layer.kernel_size, layer.stride, layer.padding, layer.dilation
-        self.how = (*([side, side] if isinstance(side, int) else list(side) for side in sides), layer.ceil_mode)
-
-    def forward(self, weights: Weights, x: Tensor) -> tuple[Tensor, Memory]:
-        y, chosen = max_pool(x, *self.how)
-        return y, (x, chosen)
-
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
-        x, chosen = memory
-        return max_pool_backward(slope, x, *self.how, chosen)  # type: ignore[no-any-return]
-
-
-class Rectifier(Link):
-    """ReLU; `in_place` where nobody else reads its input."""
-
-    in_place = False
-
-    def forward(self, weights: Weights, x: Tensor) -> tuple[Tensor, Memory]:
-        y = x.relu_() if self.in_place else x.relu()
-        return y, (y,)
-
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
-        return threshold_backward(slope, *memory, 0)  # type: ignore[no-any-return]
-
-
-class Flattening(Link):
-    """Sends gradients back as its input lies: from another layout a max-pool takes seven times as long."""
-
-    def forward(self, weights: Weights, x: Tensor) -> tuple[Tensor, Memory]:
-        return x.flatten(1), (x,)
-
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
-        (x,) = memory
-        layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
-        return slope.view(x.shape).contiguous(memory_format=layout)
-
-
-class Dropping(Link):
-    """Dropout."""
-
-    def __init__(self, name: str, layer: nn.Dropout) -> None:
-        super().__init__(name, layer)
-        self.p = layer.p
-
-    def forward(self, weights: Weights, x: Tensor) -> tuple[Tensor, Memory]:
-        drawn = mask(x, self.p)
-        return x * drawn, (drawn,)
-
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
-        (drawn,) = memory
-        return slope * drawn
-
-
-class Affine(Link):
-    """A linear layer."""
-
-    def forward(self, weights: Weights, x: Tensor) -> tuple[Tensor, Memory]:
-        given = [weights[name] for name in self.names]
-        y = onednn.product(x, *given) if onednn.gains(x, given[0]) else nn.functional.linear(x, *given)
-        return y, (x,)
-
-    def backward(self, weights: Weights, memory: Memory, slope: Tensor, found: Factors, first: bool) -> Tensor:
-        (x,), (name, *bias) = memory, self.names
-        weight = weights[name]
-        by_x = onednn.product(slope, weight.t()) if onednn.gains(slope, weight) else slope @ weight
-        found.product(name, slope.t(), x)
-        for other in bias:
-            found.put(other, slope.sum(0))
-        return by_x
+    kind: str
+    sides: list[list[int]]  # of its window, [down, across], if it has one: see SIDES
+    weight: int = NONE
+    bias: int = NONE
+    summed: int = NONE  # the bias whose gradient is the sum of what comes back to this layer
+    first: bool = False  # of those with parameters: what it reads needs no gradient
+    groups: int = 1
+    ceil: bool = False
+    in_place: bool = False  # nobody else reads what enters
+    p: float = 0.0
 
 
 class Places(NamedTuple):
@@ -168,10 +63,8 @@ class Places(NamedTuple):
 class Chain(Written):
     """A network's links, and the places between them that are seen."""
 
-    def __init__(self, links: Sequence[Link], seen: Places) -> None:
-        self.links, self.seen = links, seen
-        self.names = [name for link in links for name in link.names]
-        self.first = next(i for i, link in enumerate(links) if link.names)
+    def __init__(self, names: Sequence[str], links: list[Link], seen: Places) -> None:
+        self.names, self.links, self.seen = names, links, seen
         self.shown = sorted({*seen} - {0})
 
     def serves(self, x: Tensor) -> bool:
@@ -181,40 +74,48 @@ class Chain(Written):
 
     def show(self, weights: Weights, x: Tensor) -> Pass:
         """A training pass that autograd can come back to."""
-        shown: tuple[Tensor, ...] = Whole.apply(self, x, *(weights[name] for name in self.names))
+        shown: tuple[Tensor, ...] = Whole.apply(self, x, *self._listed(weights))
         values = {0: x, **dict(zip(self.shown, shown, strict=True))}
         return Pass(*(values[place] for place in self.seen))
 
-    def forward(self, weights: Weights, x: Tensor) -> tuple[Shown, list[Memory]]:
-        values, memories = self.walk(weights, x)
-        return Shown(values[self.seen.logits], values[self.seen.features]), memories
+    def forward(self, weights: Weights, x: Tensor) -> tuple[Shown, list[list[Tensor]]]:
+        shown = [self.seen.features, self.seen.logits]
+        values, memories = _forward(self._listed(weights), x, self.links, shown, onednn.usable(x))
+        return Shown(values[-1], values[0] if self.seen.features > 0 else x), memories
 
-    def backward(self, weights: Weights, memory: list[Memory], slopes: Slopes, found: Factors) -> None:
-        at: dict[int, Tensor | None] = {self.seen.logits: slopes.logits}
+    def backward(self, weights: Weights, memory: list[list[Tensor]], slopes: Slopes, found: Factors) -> None:
+        at = {self.seen.logits: slopes.logits}
         if slopes.features is not None:  # which are the logits, where a network has no head
             before = at.get(self.seen.features)
             at[self.seen.features] = slopes.features if before is None else before + slopes.features
-        self.walk_back(weights, memory, at, found)
+        self.backward_from(at, weights, memory, found)
 
-    def walk(self, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Memory]]:
-        """What enters each link and what leaves the last, and what the links keep of it."""
-        values, memories = [x], []
-        for link in self.links:
-            value, memory = link.forward(weights, values[-1])
-            values.append(value)
-            memories.append(memory)
-        return values, memories
-
-    def walk_back(
-        self, weights: Weights, memories: Sequence[Memory], slopes: Mapping[int, Tensor | None], found: Factors
+    def backward_from(
+        self, slopes: Mapping[int, Tensor | None], weights: Weights, memory: list[list[Tensor]], found: Factors
     ) -> None:
-        """Add the gradients behind `slopes`, by place, to what is found."""
-        slope: Tensor | None = None
-        for i in range(len(self.links) - 1, self.first - 1, -1):
-            if (here := slopes.get(i + 1)) is not None:
-                slope = here if slope is None else slope + here
-            if slope is not None:
-                slope = self.links[i].backward(weights, memories[i], slope, found, i == self.first)
+        """Add the gradient behind `slopes`, by place."""
+        at = [slopes.get(place) for place in range(len(self.links) + 1)]
+        self._add(_backward(self._listed(weights), memory, at, self.links, onednn.usable(memory[0][0])), found)
+
+    def cross_entropy(self, weights: Weights, batch: Batch) -> Factors:
+        found = Factors()
+        self._add(_cross_entropy(self._listed(weights), batch, self.links, onednn.usable(batch.x)), found)
+        return found
+
+    def walk(self, weights: Weights, batches: Batch, counts: list[int], rate: float, beside: Beside) -> None:
+        shift, centre = (None if part is None else self._listed(part) for part in (beside.shift, beside.centre))
+        fast = onednn.usable(batches.x)
+        _walk(self._listed(weights), batches, counts, self.links, rate, shift, centre, rate * beside.strength, fast)
+
+    def _listed(self, weights: Weights) -> list[Tensor]:
+        return [weights[name] for name in self.names]
+
+    def _add(self, slopes: "Found", found: Factors) -> None:
+        for name, left, right, plus in zip(self.names, *slopes, strict=True):
+            for factors in zip(left, right, strict=True):
+                found.product(name, *factors)
+            for slope in plus:
+                found.put(name, slope)
 
 
 class Whole(torch.autograd.Function):
@@ -222,48 +123,194 @@ class Whole(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, chain: Chain, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        values, memories = chain.walk(dict(zip(chain.names, weights, strict=True)), x)
+        values, memories = _forward([w.detach() for w in weights], x, chain.links, chain.shown, onednn.usable(x))
         ctx.set_materialize_grads(False)
         ctx.chain, ctx.sizes = chain, [len(memory) for memory in memories]
         ctx.save_for_backward(*weights, *(tensor for memory in memories for tensor in memory))
-        return tuple(values[place] for place in chain.shown)
+        return tuple(values)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         chain, saved, found = ctx.chain, iter(ctx.saved_tensors), Factors()
-        weights = {name: next(saved) for name in chain.names}
-        memories = [tuple(next(saved) for _ in range(size)) for size in ctx.sizes]
-        chain.walk_back(weights, memories, dict(zip(chain.shown, slopes, strict=True)), found)
+        weights = {name: next(saved).detach() for name in chain.names}
+        memories = [[next(saved) for _ in range(size)] for size in ctx.sizes]
+        chain.backward_from(dict(zip(chain.shown, slopes, strict=True)), weights, memories, found)
         return None, None, *found.taken(weights).values()
 
 
-LINKS: dict[type[nn.Module], type[Link]] = {
-    nn.Conv2d: Convolution,
-    nn.MaxPool2d: Pool,
-    nn.ReLU: Rectifier,
-    Dropout: Dropping,
-    Flatten: Flattening,
-    Linear: Affine,
-}
+# the layers themselves, in TorchScript's language
+
+
+class Found(NamedTuple):
+    """Gradients in factors (`core/factors.py`), by the parameters' places."""
+
+    left: list[list[Tensor]]
+    right: list[list[Tensor]]
+    plus: list[list[Tensor]]
+
+
+def _onward(link: Link, weights: list[Tensor], x: Tensor, fast: bool) -> tuple[Tensor, list[Tensor]]:
+    """What leaves a layer, and what it keeps for the way back."""
+    bias = weights[link.bias] if link.bias >= 0 else None
+    if link.kind == "convolution":
+        _, stride, padding, dilation = link.sides
+        return torch.conv2d(x, weights[link.weight], bias, stride, padding, dilation, link.groups), [x]
+    if link.kind == "pool":
+        kernel, stride, padding, dilation = link.sides
+        y, chosen = torch.ops.aten.max_pool2d_with_indices(x, kernel, stride, padding, dilation, link.ceil)
+        return y, [x, chosen]
+    if link.kind == "rectifier":
+        y = x.relu_() if link.in_place else x.relu()
+        return y, [y]
+    if link.kind == "flattening":
+        return x.flatten(1), [x]
+    if link.kind == "dropping":
+        drawn = _mask(x, link.p)
+        return x * drawn, [drawn]
+    weight = weights[link.weight]
+    y = product(x, weight, bias) if fast and large(x, weight) else nn.functional.linear(x, weight, bias)
+    return y, [x]
+
+
+def _back(link: Link, weights: list[Tensor], memory: list[Tensor], slope: Tensor, found: Found, fast: bool) -> Tensor:
+    """The gradient by what enters a layer, behind `slope`, that by what leaves it."""
+    if link.summed >= 0:
+        found.plus[link.summed].append(slope.sum([0, 2, 3] if slope.dim() == 4 else [0]))
+    kept = memory[0]
+    if link.kind == "convolution":
+        _, stride, padding, dilation = link.sides
+        wanted = [not link.first, True, False]
+        by_x, by_weight, _ = torch.ops.aten.convolution_backward(
+            slope, kept, weights[link.weight], None, stride, padding, dilation, False, [0, 0], link.groups, wanted
+        )
+        found.plus[link.weight].append(by_weight)
+        return slope if link.first else by_x
+    if link.kind == "pool":
+        kernel, stride, padding, dilation = link.sides
+        return torch.ops.aten.max_pool2d_with_indices_backward(  # type: ignore[no-any-return]
+            slope, kept, kernel, stride, padding, dilation, link.ceil, memory[1]
+        )
+    if link.kind == "rectifier":
+        return torch.ops.aten.threshold_backward(slope, kept, 0)  # type: ignore[no-any-return]
+    if link.kind == "flattening":  # as its input lies: from another layout a max-pool takes seven times as long
+        slope = slope.view(kept.size())
+        return slope if kept.is_contiguous() else slope.contiguous(memory_format=torch.channels_last)
+    if link.kind == "dropping":
+        return slope * kept
+    weight = weights[link.weight]
+    found.left[link.weight].append(slope.t())
+    found.right[link.weight].append(kept)
+    return product(slope, weight.t()) if fast and large(slope, weight) else slope @ weight
+
+
+def _passed(
+    weights: list[Tensor], x: Tensor, links: list[Link], shown: list[int], fast: bool
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """What is seen at those places, and what the layers keep."""
+    values: list[Tensor] = []
+    memories: list[list[Tensor]] = []
+    for i, link in enumerate(links):
+        x, memory = _onward(link, weights, x, fast)
+        memories.append(memory)
+        if i + 1 in shown:
+            values.append(x)
+    return values, memories
+
+
+def _returned(
+    weights: list[Tensor], memories: list[list[Tensor]], slopes: list[Tensor | None], links: list[Link], fast: bool
+) -> Found:
+    """The gradients behind `slopes`, by place.
+
+    What a layer has kept is let go as soon as it is read: memory that is used again at once is still in the cache.
+    """
+    found = Found([[] for _ in weights], [[] for _ in weights], [[] for _ in weights])
+    slope: Tensor | None = None
+    for i in range(len(links) - 1, -1, -1):
+        here, memory = slopes[i + 1], memories.pop()
+        if here is not None:
+            slope = here if slope is None else slope + here
+        if slope is not None:
+            slope = _back(links[i], weights, memory, slope, found, fast)
+        if links[i].first:
+            break
+    return found
+
+
+def _slopes(weights: list[Tensor], batch: Batch, links: list[Link], fast: bool) -> Found:
+    """Of cross-entropy."""
+    logits, memories = _passed(weights, batch.x, links, [len(links)], fast)
+    slopes: list[Tensor | None] = [None for _ in links]
+    slopes.append(cross_entropy_slope(logits[0], batch))
+    return _returned(weights, memories, slopes, links, fast)
+
+
+@unlocked
+def _forward(
+    weights: list[Tensor], x: Tensor, links: list[Link], shown: list[int], fast: bool
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    return _passed(weights, x, links, shown, fast)
+
+
+@unlocked
+def _backward(
+    weights: list[Tensor], memories: list[list[Tensor]], slopes: list[Tensor | None], links: list[Link], fast: bool
+) -> Found:
+    return _returned(weights, memories, slopes, links, fast)
+
+
+@unlocked
+def _cross_entropy(weights: list[Tensor], batch: Batch, links: list[Link], fast: bool) -> Found:
+    return _slopes(weights, batch, links, fast)
+
+
+@unlocked
+def _walk(
+    weights: list[Tensor],
+    batches: Batch,
+    sizes: list[int],
+    links: list[Link],
+    rate: float,
+    shift: list[Tensor] | None,
+    centre: list[Tensor] | None,
+    pull: float,
+    fast: bool,
+) -> None:
+    centres: list[Tensor | None] = []
+    for i in range(len(weights)):
+        centres.append(None if centre is None else centre[i])
+    for t, size in enumerate(sizes):
+        batch = Batch(batches.x[t, :size], batches.y[t, :size], batches.weight[t, :size], batches.row[t, :size])
+        found = _slopes(weights, batch, links, fast)
+        if shift is not None:
+            for i, slope in enumerate(shift):
+                found.plus[i].append(slope)
+        followed(weights, found.left, found.right, found.plus, centres, [pull] * len(weights), rate, fast)
+
+
+# from a network to its chain
 
 
 def of(network: Split) -> Chain | None:
     """The chain of a network's layers; None: some of them are not written out."""
     trunk, stage, rest = network.parts
     parts = {"features": (trunk, stage, rest), "projection": (network.projection,), "head": (network.head,)}
+    names: list[str] = []
     links: list[Link] = []
     ends = []
     for name, part in ((name, part) for name, several in parts.items() for part in several):
         own: list[Link] = []
         for path, layer in _layers(name, part):
-            if type(layer) not in LINKS or (isinstance(layer, nn.Conv2d) and not Convolution.serves(layer)):
+            places = {key: len(names) + i for i, (key, _) in enumerate(layer.named_parameters(recurse=False))}
+            if (link := _link(layer, places)) is None:
                 return None
-            _join(own, LINKS[type(layer)](path, layer))
+            _join(own, link._replace(first=bool(places) and not names))
+            names += [f"{path}.{key}" for key in places]
         links += own
         ends.append(len(links))
     stage_in, stage_out, _, features, logits = ends
-    return Chain(links, Places(logits, features, stage_in, stage_out))
+    return Chain(names, links, Places(logits, features, stage_in, stage_out))
 
 
 def _layers(name: str, module: nn.Module | None) -> list[tuple[str, nn.Module]]:
@@ -275,12 +322,33 @@ def _layers(name: str, module: nn.Module | None) -> list[tuple[str, nn.Module]]:
     return [layer for key, child in module.named_children() for layer in _layers(f"{name}.{key}", child)]
 
 
+def _link(layer: nn.Module, places: Mapping[str, int]) -> Link | None:
+    """A layer whose parameters are at these places, if it is written out."""
+    padding = getattr(layer, "padding", 0), getattr(layer, "padding_mode", "zeros")
+    if type(layer) not in KINDS or isinstance(padding[0], str) or padding[1] != "zeros":
+        return None
+    bias = places.get("bias", NONE)
+    return Link(
+        KINDS[type(layer)],
+        [_both(getattr(layer, side)) for side in SIDES if hasattr(layer, side)],
+        places.get("weight", NONE),
+        bias,
+        summed=bias,
+        groups=getattr(layer, "groups", 1),
+        ceil=getattr(layer, "ceil_mode", False),
+        p=getattr(layer, "p", 0.0),
+    )
+
+
+def _both(side: int | Sequence[int]) -> list[int]:
+    return [side, side] if isinstance(side, int) else list(side)
+
+
 def _join(links: list[Link], link: Link) -> None:
-    """Put a link after those of the same part; nobody looks between them."""
-    last = links[-1] if links else None
-    if isinstance(link, Pool) and isinstance(last, Convolution) and last.pool is None:
-        last.pool = link
-        return
-    if isinstance(link, Rectifier):
-        link.in_place = isinstance(last, Convolution | Affine)
+    """Put a layer after those of the same part; nobody looks between them."""
+    last = links[-1] if links else Link("none", [])
+    if link.kind == "pool" and last.kind == "convolution":  # a pool sends on all that comes back to it
+        links[-1], link = last._replace(summed=NONE), link._replace(summed=last.bias)
+    if link.kind == "rectifier":
+        link = link._replace(in_place=last.kind in ("convolution", "pool", "affine"))
     links.append(link)

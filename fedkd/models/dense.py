@@ -68,11 +68,10 @@ class Dense(Written):
         self._add(_cross_entropy(self._listed(weights), batch, onednn.usable(batch.x)), found)
         return found
 
-    def walk(self, weights: Weights, batches: Batch, alive: list[int], rate: float, beside: Beside) -> None:
-        """Step after step, each taking the batches of so many clients, follow cross-entropy's gradient, in place."""
+    def walk(self, weights: Weights, batches: Batch, counts: list[int], rate: float, beside: Beside) -> None:
         shift, centre = (None if part is None else self._listed(part) for part in (beside.shift, beside.centre))
         fast = onednn.usable(batches.x)
-        _walk(self._listed(weights), batches, alive, rate, shift, centre, rate * beside.strength, fast)
+        _walk(self._listed(weights), batches, counts, rate, shift, centre, rate * beside.strength, fast)
 
     def head(self, weights: Weights, features: Tensor) -> Tensor:
         return torch.baddbmm(weights["head.bias"].unsqueeze(-2), features, weights["head.weight"].mT)

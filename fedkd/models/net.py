@@ -1,7 +1,7 @@
 """An architecture as pure functions of its parameters: init, forward, predict, features, stage, head."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedkd.core import tree
 from fedkd.core.errors import ConfigError, unknown
-from fedkd.core.factors import Factors
-from fedkd.core.losses import Batch
+from fedkd.core.factors import Beside, Factors
+from fedkd.core.losses import Batch, Piece
 from fedkd.core.optim import Weights
 from fedkd.core.registry import Registry
 from fedkd.core.tree import Params
@@ -190,6 +190,16 @@ class Net:
         """The gradient of cross-entropy, for stacked clients or for one, if it is written out."""
         written = self._written(batch)
         return None if written is None else written.cross_entropy(weights, batch)
+
+    def walk(self, weights: Weights, pieces: Iterable[Piece], rate: float, beside: Beside) -> bool:
+        """Follow it along a stream of stacked clients or of one, in place, if it is written out."""
+        name, shape = next(iter(self.weights.items()))
+        written: Written | None = self.chain if weights[name].dim() == len(shape) else self.dense
+        if written is None:
+            return False
+        for piece in pieces:
+            written.walk(weights, *piece, rate, beside)
+        return True
 
     def gradient(self, loss: Callable[..., Any], model: Params, batch: Batch, *rest: Any) -> Factors | None:
         """That of a loss that looks only at what passes show (`fit.of_passes`)."""

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedkd.core.factors import Factors
-from fedkd.core.losses import Batch, cross_entropy_slope
+from fedkd.core.factors import Beside, Factors
+from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
 from fedkd.core.tree import Params
 
@@ -37,12 +37,13 @@ class Written(ABC):
     def backward(self, weights: Weights, memory: Any, slopes: Slopes, found: Factors) -> None:
         """Add the gradient by the weights to what is found."""
 
+    @abstractmethod
     def cross_entropy(self, weights: Weights, batch: Batch) -> Factors:
         """The gradient of cross-entropy on the batch."""
-        shown, memory = self.forward(weights, batch.x)
-        found = Factors()
-        self.backward(weights, memory, Slopes(cross_entropy_slope(shown.logits, batch)), found)
-        return found
+
+    @abstractmethod
+    def walk(self, weights: Weights, batches: Batch, counts: list[int], rate: float, beside: Beside) -> None:
+        """Follow that gradient through a piece of a stream (`data/batches.py`), in place."""
 
 
 class Seen(NamedTuple):

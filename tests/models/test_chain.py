@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from tiny import assert_close
@@ -12,9 +13,12 @@ from fedkd.algorithms.scaffold import Corrected
 from fedkd.algorithms.steps import Proximal, supervised
 from fedkd.core import tree
 from fedkd.core.draws import drawing
-from fedkd.core.fit import factored, slope
+from fedkd.core.fit import Descent, Fit, factored, slope
 from fedkd.core.losses import Batch
+from fedkd.core.optim import SGD
 from fedkd.core.tree import Params
+from fedkd.data import batches as batches_of
+from fedkd.data.datasets import Images
 from fedkd.models import chain
 from fedkd.models.alexnet import AlexNet
 from fedkd.models.cnn import CNN, LeNet, SmallCNN
@@ -105,6 +109,37 @@ def test_kept_or_followed_it_is_the_gradient_that_autograd_finds(model, loss):
     with drawing(5):
         factored(fn, net, into, of, *rest)[0].follow(into.weights, 0.1)
     assert_close(into.weights, tree.sub(w.weights, expected, 0.1), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("model", [SmallCNN(), Odd()], ids=lambda model: model.name)
+@pytest.mark.parametrize("loss", ["supervised", "proximal", "corrected"])
+def test_a_whole_walk_leads_where_its_steps_lead(model, loss, monkeypatch):
+    """One of two clients: 23 samples in batches of 5, the last of them of 3, fetched two at a time."""
+    monkeypatch.setattr(batches_of, "FETCHED", 2 * 5 * math.prod(SHAPE) * 4)
+    net, start, other = pair(model)
+    fn, values = {"supervised": (supervised, ()), "proximal": (Proximal(0.3), (other,)),
+                  "corrected": (Corrected(), (other.weights,))}[loss]  # fmt: skip
+    draw = torch.Generator().manual_seed(0)
+    channels, *sides = SHAPE
+    pixels = torch.randint(0, 256, (32, *sides, channels), generator=draw, dtype=torch.uint8)
+    data = Images(pixels, torch.arange(32) % 10, 32, 10, *torch.full((2, channels), 0.5))
+    walk = batches_of.epochs([np.arange(9), np.arange(9, 32)], 1, 5, lambda _, count: np.arange(count)[::-1])
+    stream = batches_of.Stream(data, walk, mean=True)
+    descent, rank = Descent(fn, SGD(0.1)), 0
+
+    whole = tree.map(torch.clone, start)
+    with torch.no_grad(), drawing(5):
+        assert descent.walk(net, Fit(whole, ()), stream.alone(rank), *values)
+
+    steps, seen = tree.map(torch.clone, start), []
+    with torch.no_grad(), drawing(5):
+        for t in range(5):
+            of = stream.one(t, rank)
+            seen += of.row.tolist()
+            descent(net, Fit(steps, ()), of, *values)
+    assert seen == list(range(31, 8, -1))
+    assert_close(whole.weights, steps.weights, tolerance=1e-7)
+    assert float(tree.squared_distance(whole.weights, start.weights)) > 0
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: f"{model.name}-{model.projection}")

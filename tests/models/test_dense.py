@@ -125,7 +125,7 @@ def test_a_whole_walk_leads_where_its_steps_lead(loss, monkeypatch):
     descent, ranked = Descent(fn, SGD(0.1)), tree.rows((start, values), walk.order)
 
     whole = tree.map(torch.clone, ranked[0])
-    assert descent.walk(net, Fit(whole, ()), stream, *ranked[1])
+    assert descent.walk(net, Fit(whole, ()), stream.together(), *ranked[1])
 
     steps = tree.map(torch.clone, ranked[0])
     for t, alive in enumerate(walk.alive.tolist()):
@@ -137,9 +137,10 @@ def test_a_whole_walk_leads_where_its_steps_lead(loss, monkeypatch):
 
 def test_no_walk_for_momentum_losses_of_ones_own_and_other_networks():
     data = images()
-    stream = batches_of.Stream(data, batches_of.in_order([np.arange(4)], 2), mean=True)
+    pieces = batches_of.Stream(data, batches_of.in_order([np.arange(4)], 2), mean=True).together()
     dnn, cnn = DNN(hidden=(6,)).net(data.shape, data.classes), SmallCNN().net(data.shape, data.classes)
     fit = Fit(stack([dnn.init(0)]), ())
-    assert not Descent(supervised, SGD(0.1, momentum=0.9)).walk(dnn, fit, stream)
-    assert not Descent(lambda *parts: supervised(*parts), SGD(0.1)).walk(dnn, fit, stream)  # noqa: PLW0108
-    assert not Descent(supervised, SGD(0.1)).walk(cnn, Fit(stack([cnn.init(0)]), ()), stream)
+    assert not Descent(supervised, SGD(0.1, momentum=0.9)).walk(dnn, fit, pieces)
+    assert not Descent(lambda *parts: supervised(*parts), SGD(0.1)).walk(dnn, fit, pieces)  # noqa: PLW0108
+    assert not Descent(supervised, SGD(0.1)).walk(cnn, Fit(stack([cnn.init(0)]), ()), pieces)
+    assert not Descent(supervised, SGD(0.1)).walk(dnn, Fit(dnn.init(0), ()), pieces)

@@ -1,11 +1,13 @@
 """What an executor does."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
+from fedkd.core.losses import Piece
 from fedkd.core.tree import Tree
 from fedkd.data.batches import Stream
 from fedkd.models.net import Net
@@ -30,6 +32,13 @@ class Executor(ABC):
     @abstractmethod
     def shares(self, clients: int, size: int, device: torch.device, workers: int) -> int:
         """Into how many shares to deal clients with `size` bytes each to work on; a share is run at once."""
+
+    def walked(
+        self, net: Net, step: Any, carry: Tree, pieces: Sequence[Iterable[Piece]], values: Sequence[Tree]
+    ) -> bool:
+        """Whether the step has gone all the way along its stream, if that is the only one, in place."""
+        possible = len(pieces) == 1 and self.dtype is None and hasattr(step, "walk")
+        return possible and step.walk(net, carry, *pieces, *values)
 
     def precision(self, device: torch.device) -> AbstractContextManager[object]:
         """Entered anew for every step: autocast keeps a copy of each weight until it is left."""

@@ -32,9 +32,10 @@ class Serial(Executor):
         for rank, client in enumerate(walk.order.tolist()):
             own, value = tree.map(_channels_last, tree.take((carry, tuple(values)), client))
             with drawing(streams[0].seed(client)) if net.draws else nullcontext():
-                for t in range(int((walk.alive > rank).sum())):
-                    with self.precision(device):
-                        own = step(net, own, *(stream.one(t, rank) for stream in streams), *value)
+                if not self.walked(net, step, own, [stream.alone(rank) for stream in streams], value):
+                    for t in range(int((walk.alive > rank).sum())):
+                        with self.precision(device):
+                            own = step(net, own, *(stream.one(t, rank) for stream in streams), *value)
             done[client] = own
         return _stacked(done)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +51,7 @@ class Vmapped(Executor):
         apart = net.batch_statistics and streams[0].mean
         device = streams[0].images.pixels.device
         carry, value = tree.rows((carry, tuple(values)), walk.order)
-        if len(streams) == 1 and self.dtype is None and _walked(step, net, carry, streams[0], *value):
+        if self.walked(net, step, carry, [stream.together() for stream in streams], value):
             return tree.rows(carry, np.argsort(walk.order))
         finished: list[Tree] = []
         busy = len(walk.order)
@@ -69,11 +68,6 @@ class Vmapped(Executor):
                     carry = lifted(carry, *batches, *value)
         carry = tree.concatenate([carry, *reversed(finished)])
         return tree.rows(carry, np.argsort(walk.order))
-
-
-def _walked(step: Any, net: Net, carry: Tree, stream: Stream, *values: Tree) -> bool:
-    """Whether the step has gone all the way, in place."""
-    return hasattr(step, "walk") and step.walk(net, carry, stream, *values)
 
 
 def _sizes(stream: Stream, t: int) -> np.ndarray:
