@@ -1,5 +1,11 @@
-"""Large matrix products on a CPU by oneDNN: torch's own library leaves half of an AMD core unused."""
+"""Large matrix products on AMD's processors by oneDNN: torch's own library, MKL, leaves half of such a core unused.
 
+On Intel's processors MKL is the faster of the two, by a third for small networks.
+"""
+
+import platform
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -11,9 +17,17 @@ LARGE: Final = 2**21  # multiply-adds from which on it gains more than the call 
 DEEP: Final = 16  # terms of each sum from which on it gains more than adding the product into a matrix at once would
 
 
+@cache
+def faster() -> bool:
+    """Whether it is, on this machine."""
+    about = Path("/proc/cpuinfo")
+    processor = about.read_text() if about.exists() else platform.processor()
+    return "AuthenticAMD" in processor and torch._C._has_mkldnn
+
+
 def usable(tensor: Tensor) -> bool:
-    """Whether oneDNN can multiply such tensors."""
-    return plain(tensor) and tensor.dtype is torch.float32 and torch._C._has_mkldnn
+    """Whether oneDNN multiplies such tensors, and faster."""
+    return plain(tensor) and tensor.dtype is torch.float32 and faster()
 
 
 def gains(a: Tensor, b: Tensor) -> bool:

@@ -89,6 +89,7 @@ def cross_entropy(logits, of):
     return (of.weight * nn.functional.cross_entropy(logits, of.y, reduction="none")).sum()
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: f"{model.name}-{model.projection}")
 @pytest.mark.parametrize("loss", ["supervised", "proximal", "corrected"])
 def test_kept_or_followed_it_is_the_gradient_that_autograd_finds(model, loss):

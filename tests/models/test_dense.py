@@ -93,6 +93,7 @@ def test_only_networks_that_are_linear_layers_with_relu_between_count_as_dense()
     assert dense.of(nn.Sequential(*layers, nn.ReLU()), nn.Identity()) is None
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("batch_size", [32, 20])  # whole registers, and not
 def test_large_products_come_to_the_same(batch_size):
     """784-200-10: from 2^20 multiply-adds a client on, oneDNN takes them where it can."""
