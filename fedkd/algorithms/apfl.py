@@ -29,7 +29,7 @@ from fedkd.algorithms.base import OneModel, Setting, SharedModel, View, register
 from fedkd.algorithms.steps import supervised
 from fedkd.core import tree
 from fedkd.core.factors import Factors
-from fedkd.core.fit import LeafByLeaf, Slope, written_out
+from fedkd.core.fit import Factored, LeafByLeaf, written_out
 from fedkd.core.losses import Batch
 from fedkd.core.tree import Params, lerp
 from fedkd.federation.fed import Federation
@@ -74,10 +74,13 @@ class APFL(OneModel):
         w, v = Placed.pack(parted, fed.fit(mixture, Placed.pack(joined, w_t, v), alpha))
         return SharedModel(fed.up(w, "model").mean(fed.sizes)), Placed.pack(Client, v, alpha)
 
-    def adapt(self, lr: float, slope: Slope, net: Net, alpha: Tensor, batch: Batch, v: Params, w: Params) -> Tensor:
+    def adapt(
+        self, lr: float, gradient: Factored, net: Net, alpha: Tensor, batch: Batch, v: Params, w: Params
+    ) -> Tensor:
         """α_i ← α_i − η_t ⟨v_i − w_i, ∇f_i(v̄_i)⟩, which is the derivative of f_i(v̄_i) by α_i."""
-        g, _ = slope(self.loss_of_share, net, Params({"alpha": alpha}, {}), batch, v, w)
-        return (alpha - lr * g["alpha"]).clamp(0, 1)
+        share = {"alpha": alpha}
+        g, _ = gradient(self.loss_of_share, net, Params(share, {}), batch, v, w)
+        return g.followed(share, lr)["alpha"].clamp(0, 1)
 
     def loss_of_share(
         self, net: Net, share: Params, batch: Batch, v: Params, w: Params

@@ -24,7 +24,8 @@ from typing import Any
 from fedkd.algorithms.base import OneModel, Setting, SharedModel, plain_sgd, register
 from fedkd.algorithms.steps import supervised
 from fedkd.core.errors import unknown
-from fedkd.core.fit import LeafByLeaf, Slope
+from fedkd.core.factors import Beside
+from fedkd.core.fit import Factored, LeafByLeaf
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Weights
 from fedkd.core.tree import Params, add, scale, sub
@@ -64,24 +65,25 @@ class PerFedAvg(OneModel):
         w = fed.train(LeafByLeaf(lambda *parts: self.step(fed.lr, *parts)), w_k, draws=draws)
         return SharedModel(fed.up(w, "model").mean()), own  # w_{k+1} = Σ_i w^i_{k+1,τ} / rn
 
-    def step(self, beta: float, slope: Slope, net: Net, w: Params, d1: Batch, d: Batch, *d2: Batch) -> Params:
+    def step(self, beta: float, gradient: Factored, net: Net, w: Params, d1: Batch, d: Batch, *d2: Batch) -> Params:
         """w ← w − β (I − α ∇²f(w, D'')) ∇f(w̃, D'), where w̃ = w − α ∇f(w, D)."""
-        adapted = self.adapt(slope, net, w, d)
-        v, _ = slope(supervised, net, adapted, d1)
+        adapted = self.adapt(gradient, net, w, d)
+        v, _ = gradient(supervised, net, adapted, d1)
         if self.variant == "hf":
-            v = sub(v, self.curvature(slope, net, w, v, *d2), self.alpha)
-        return Params(sub(w.weights, v, beta), adapted.stats)
+            v.add(Beside(shift=scale(-self.alpha, self.curvature(gradient, net, w, v.taken(w.weights), *d2))))
+        v.follow(w.weights, beta)
+        return Params(w.weights, adapted.stats)
 
-    def adapt(self, slope: Slope, net: Net, w: Params, d: Batch) -> Params:
+    def adapt(self, gradient: Factored, net: Net, w: Params, d: Batch) -> Params:
         """w̃ = w − α ∇f(w, D)."""
-        g, stats = slope(supervised, net, w, d)
-        return Params(sub(w.weights, g, self.alpha), stats)
+        g, stats = gradient(supervised, net, w, d)
+        return Params(g.followed(w.weights, self.alpha), stats)
 
-    def curvature(self, slope: Slope, net: Net, w: Params, v: Weights, d2: Batch) -> Weights:
+    def curvature(self, gradient: Factored, net: Net, w: Params, v: Weights, d2: Batch) -> Weights:
         """∇²f(w, D'') v ≈ (∇f(w + δv, D'') − ∇f(w − δv, D'')) / 2δ."""
-        ahead, _ = slope(supervised, net, Params(add(w.weights, v, self.delta), w.stats), d2)
-        behind, _ = slope(supervised, net, Params(sub(w.weights, v, self.delta), w.stats), d2)
-        return scale(1 / (2 * self.delta), sub(ahead, behind))
+        ahead, _ = gradient(supervised, net, Params(add(w.weights, v, self.delta), w.stats), d2)
+        behind, _ = gradient(supervised, net, Params(sub(w.weights, v, self.delta), w.stats), d2)
+        return scale(1 / (2 * self.delta), sub(ahead.taken(v), behind.taken(v)))
 
     def personal(self, server: SharedModel, own: Placed[Any], fed: Federation) -> Placed[Params]:
         return fed.train(LeafByLeaf(self.adapt), fed.down(server.w, "model"), steps=1)  # never on test data

@@ -67,6 +67,12 @@ class Factors(dict[str, Terms]):
         pulls = [rate * t.strength for t in terms]
         _follow(own, left, right, plus, [t.centre for t in terms], pulls, rate, onednn.usable(own[0]))
 
+    def followed(self, weights: Weights, rate: float) -> Weights:
+        """weights − rate · gradient, beside the weights."""
+        moved = {name: w.clone() for name, w in weights.items()}
+        self.follow(moved, rate)
+        return moved
+
     def _terms(self, name: str) -> Terms:
         return self.setdefault(name, Terms())
 

@@ -24,9 +24,7 @@ ROUNDING = 1e-6  # of the largest element of a gradient: what is smaller may be 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 L = TypeVar("L", bound=Loss)
 P = TypeVar("P", bound=Callable[..., Any])
-# slope(loss, net, model, batch, *values) -> (its gradient, the running statistics after it)
-Slope = Callable[..., tuple[Weights, dict[str, Tensor]]]
-# the same, in factors
+# factored(loss, net, model, batch, *values) -> (its gradient, the running statistics after it)
 Factored = Callable[..., tuple[Factors, dict[str, Tensor]]]
 # hand(net, model, batch, *values) -> the gradient, if it is written out
 Hand = Callable[..., Factors | None]
@@ -133,27 +131,23 @@ def slope(loss: Loss, net: Any, model: Params, *rest: Any) -> tuple[Weights, dic
     return found.taken(model.weights), stats
 
 
-def slopes(loss: Loss, net: Any, models: Params, *rest: Any) -> tuple[Weights, dict[str, Tensor]]:
-    """That of several clients, stacked."""
-    found, stats = factored_together(loss, net, models, *rest)
-    return found.taken(models.weights), stats
-
-
 @dataclass(frozen=True)
 class LeafByLeaf:
-    """A step that several gradients go into: step(slope, net, carry, batch, *values), pure, written for one client.
+    """A step that several gradients go into: step(gradient, net, carry, batch, *values), written for one client.
 
-    What it does beside calling `slope` is arithmetic leaf by leaf, which is the same for stacked clients. So these
-    need no vmap over the step, and their gradients are those of `Descent`: plain autograd, on all clients at once.
+    What it does beside calling `gradient` is arithmetic leaf by leaf, which is the same for stacked clients. So these
+    need no vmap over the step, and their gradients are those of `Descent`, in factors. It may write over its carry.
     """
+
+    in_place: ClassVar[bool] = True
 
     step: Callable[..., Any]
 
     def __call__(self, *parts: Any) -> Any:
-        return self.step(slope, *parts)
+        return self.step(factored, *parts)
 
     def together(self, *parts: Any) -> Any:
-        return self.step(slopes, *parts)
+        return self.step(factored_together, *parts)
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,13 @@ class Dense(Written):
 
 
 def _matmul(a: Tensor, b: Tensor, fast: bool, wide: int = WIDE) -> Tensor:
-    """a b, matrix by matrix; as (bᵀ aᵀ)ᵀ where that suits the processor's registers better."""
-    if b.size(2) % wide > 0:
+    """a b, matrix by matrix; as (bᵀ aᵀ)ᵀ where that suits the processor's registers better.
+
+    Of AMD's processors (`fast`) it does where a row of b ends in half a register; of others, where the whole row fits
+    into one, and b lies transposed. There it would else take up to three times as long.
+    """
+    short = b.size(2) <= wide and b.stride(1) == 1
+    if b.size(2) % wide > 0 and (fast or short):
         return _products(b.mT, a.mT, fast).mT
     return _products(a, b, fast)
 

@@ -12,7 +12,7 @@ from fedkd.algorithms.scaffold import Corrected
 from fedkd.algorithms.steps import Proximal, supervised
 from fedkd.core import tree
 from fedkd.core.factors import Factors
-from fedkd.core.fit import Descent, Fit, factored_together, gradient, slope, slopes
+from fedkd.core.fit import Descent, Fit, factored_together, gradient, slope
 from fedkd.core.losses import Batch
 from fedkd.core.optim import SGD
 from fedkd.core.tree import Params, stack, take
@@ -34,6 +34,11 @@ def batches() -> Batch:
     return Batch(x, y, weight, torch.arange(CLIENTS * BATCH).view(CLIENTS, BATCH))
 
 
+def slopes(loss, net, models, *rest):
+    """The gradients of stacked clients."""
+    return factored_together(loss, net, models, *rest)[0].taken(models.weights)
+
+
 @pytest.mark.parametrize("model", [MLR(), DNN(hidden=(7,)), DNN(hidden=(9, 6, 5)), DNN(hidden=(6,), projection=4)])
 @pytest.mark.parametrize("loss", ["supervised", "proximal"])
 def test_stacked_clients_have_the_gradients_they_have_alone(model, loss):
@@ -45,7 +50,7 @@ def test_stacked_clients_have_the_gradients_they_have_alone(model, loss):
     def plain(net, w, *others):  # the same without its shortcuts
         return fn(net, w, *others)
 
-    found, _ = slopes(fn, net, models, batch, *rest)
+    found = slopes(fn, net, models, batch, *rest)
     for client in range(CLIENTS):
         alone, _ = slope(plain, net, *take((models, batch, *rest), client))
         assert_close(take(found, client), alone, tolerance=1e-6)
@@ -59,7 +64,7 @@ def test_a_gradient_that_is_followed_at_once_leads_where_it_leads_when_kept(loss
     models, other = (stack([net.init(seed + start) for seed in range(CLIENTS)]) for start in (0, 10))
     fn, rest = {"supervised": (supervised, ()), "proximal": (Proximal(0.3), (other,)),
                 "corrected": (Corrected(), (other.weights,))}[loss]  # fmt: skip
-    found, _ = slopes(lambda *parts: fn(*parts), net, models, batch, *rest)  # noqa: PLW0108 - no shortcut
+    found = slopes(lambda *parts: fn(*parts), net, models, batch, *rest)  # noqa: PLW0108 - no shortcut
     expected = tree.sub(models.weights, found, 0.1)
     with torch.autocast("cpu", dtype=dtype, enabled=dtype is torch.bfloat16):
         factored_together(fn, net, models, batch, *rest)[0].follow(models.weights, 0.1)
@@ -103,7 +108,7 @@ def test_large_products_come_to_the_same(batch_size):
     x = torch.randn(CLIENTS, batch_size, 1, 28, 28, generator=draw)
     y = torch.randint(0, 10, (CLIENTS, batch_size), generator=draw)
     batch = Batch(x, y, torch.full(y.shape, 1 / batch_size), y)
-    found, _ = slopes(supervised, net, models, batch)
+    found = slopes(supervised, net, models, batch)
     alone = [slope(supervised, net, *take((models, batch), client))[0] for client in range(CLIENTS)]
     assert_close(found, stack(alone), tolerance=1e-5)
     expected = tree.sub(models.weights, found, 0.1)
