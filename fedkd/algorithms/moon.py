@@ -24,7 +24,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, softplus
+from torch.nn.functional import normalize, softplus
 
 from fedkd.algorithms.base import OneModel, Setting, SharedModel, register
 from fedkd.core.fit import of_passes
@@ -85,5 +85,9 @@ class Moon(OneModel):
         return value, out.stats
 
     def contrast(self, z: Tensor, z_glob: Tensor, z_prev: Tensor) -> Tensor:
-        """ℓ_con = −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})), by sample (Eq. 3)."""
-        return softplus((cosine_similarity(z, z_prev, -1) - cosine_similarity(z, z_glob, -1)) / self.temperature)
+        """ℓ_con = −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})), by sample (Eq. 3).
+
+        sim is the cosine, so that sim(z, z_prev) − sim(z, z_glob) is ⟨z, away⟩ / ‖z‖.
+        """
+        away = normalize(z_prev, dim=-1) - normalize(z_glob, dim=-1)
+        return softplus((z * away).sum(-1) / (self.temperature * z.norm(dim=-1).clamp(min=1e-8)))
