@@ -169,8 +169,10 @@ def _onward(link: Link, weights: list[Tensor], x: Tensor, fast: bool) -> tuple[T
         drawn = _mask(x, link.p)
         return x * drawn, [drawn]
     weight = weights[link.weight]
-    y = product(x, weight, bias) if fast and large(x, weight) else nn.functional.linear(x, weight, bias)
-    return y, [x]
+    if fast and large(x, weight):
+        return product(x, weight, bias), [x]
+    y = weight @ x.t()  # in this order MKL takes two thirds of the time
+    return (y if bias is None else y.add_(bias.unsqueeze(1))).t(), [x]
 
 
 def _back(link: Link, weights: list[Tensor], memory: list[Tensor], slope: Tensor, found: Found, fast: bool) -> Tensor:
