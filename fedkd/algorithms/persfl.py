@@ -40,6 +40,7 @@ from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
 from fedkd.models.net import Net
 
+ROUNDING = 1e-6  # of a loss
 CHOICES = {
     "teacher": ("optimal", "last"),
     "objective": ("kl", "reverse_kl", "ce"),
@@ -166,8 +167,10 @@ class PersFL(Algorithm):
         return divergence.mean(-2) if self.reduction == "mean" else divergence.sum(-2)
 
     def best(self, net: Net, students: Params, verdicts: Verdict) -> tuple[Params, Tensor]:
-        """The first best student."""
-        point = verdicts.loss.argmin() if self.select == "loss" else verdicts.hits.argmax()
+        """The first best student; one that is better in the last digits only, in which executors differ, is not."""
+        least = verdicts.loss.min() * (1 + ROUNDING)
+        best = verdicts.loss <= least if self.select == "loss" else verdicts.hits
+        point = best.float().argmax()
         return tree.pick(students, point), point
 
     def personal(self, server: Server, own: Placed[Client], fed: Federation) -> Placed[Params]:

@@ -170,9 +170,12 @@ def _onward(link: Link, weights: list[Tensor], x: Tensor, fast: bool) -> tuple[T
         return x * drawn, [drawn]
     weight = weights[link.weight]
     if fast and large(x, weight):
-        return product(x, weight, bias), [x]
-    y = weight @ x.t()  # in this order MKL takes two thirds of the time
-    return (y if bias is None else y.add_(bias.unsqueeze(1))).t(), [x]
+        y = product(x, weight, bias)
+    else:
+        y = (weight @ x.t()).t()  # in this order MKL takes two thirds of the time
+        if bias is not None:
+            y.add_(bias)
+    return y, [x]
 
 
 def _back(link: Link, weights: list[Tensor], memory: list[Tensor], slope: Tensor, found: Found, fast: bool) -> Tensor:
