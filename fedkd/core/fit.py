@@ -154,7 +154,7 @@ class LeafByLeaf:
 class Descent:
     """The training step that follows the gradient of `loss`.
 
-    It is the one step that is not pure: it writes the new weights where the old ones were, which saves a third of the
+    It is not pure: it writes the new weights where the old ones were, which saves a third of the
     time of small nets. So it needs a carry that nobody else holds, which `Federation.train` copies for it.
     """
 

@@ -1,6 +1,6 @@
 """Large matrix products on AMD's processors by oneDNN: torch's own library, MKL, leaves half of such a core unused.
 
-On Intel's processors MKL is the faster of the two, by a third for small networks.
+On Intel's processors MKL is the faster of the two.
 """
 
 import platform

@@ -13,11 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fedkd import build, checkpoint
 from fedkd.algorithms.base import Setting
 from fedkd.algorithms.fedavg import FedAvg
-from fedkd.algorithms.persfl import PersFL
+from fedkd.algorithms.persfl import PersFL, Verdict
 from fedkd.algorithms.steps import supervised
 from fedkd.core import tree
 from fedkd.core.errors import ConfigError
 from fedkd.core.optim import Local
+from fedkd.core.tree import Params
 from fedkd.engine import Settings
 from fedkd.evaluate import evaluate
 from fedkd.federation.fed import Federation
@@ -394,3 +395,11 @@ def test_a_whole_run_ends_with_the_distilled_models(tmp_path, capsys):
     assert last["acc/personal/mean"] > last["acc/shared/mean"]
     assert 0 <= last["teacher_round/mean"] <= 2
     assert (tmp_path / "view_grid.png").exists()
+
+
+def test_of_students_that_differ_by_rounding_alone_the_first_is_taken():
+    students = Params({"w": torch.arange(4.0)}, {})
+    for better, expected in ((3e-7, 1), (1e-4, 2)):
+        losses = torch.tensor([0.7, 0.5 * (1 + better), 0.5, 0.6])
+        best, point = PersFL().best(None, students, Verdict(losses, torch.zeros(4), torch.ones(4)))
+        assert (int(point), float(best.weights["w"])) == (expected, expected)
