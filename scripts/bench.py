@@ -16,6 +16,9 @@ hurts both. Times are medians over rounds after a warm-up; evaluation is outside
     persfl    its second stage: ten clients with the 15 students of a grid each, against one student
 """
 
+import fedkd  # noqa: F401 - before torch, whose OpenMP reads what it sets
+
+# isort: split
 import argparse
 import json
 import statistics
