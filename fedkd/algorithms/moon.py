@@ -10,6 +10,8 @@ Li et al., CVPR 2021, Algorithm 1.
     z_prev      z_prev     that of client i's previous model
     τ           temperature
 
+z_glob and z_prev do not change while a client trains, so that they are taken once a round, not at every step.
+
 The projection head is part of the model, `model.projection=256`, for every method alike: the paper gives it to the
 baselines too. Without it the features themselves are contrasted.
 
@@ -26,9 +28,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from fedkd.algorithms.base import OneModel, Setting, SharedModel, register
+from fedkd.algorithms.base import OneModel, Setting, SharedModel, only, register
+from fedkd.algorithms.steps import supervised
 from fedkd.core.fit import of_passes
-from fedkd.core.losses import Batch, cross_entropy
+from fedkd.core.losses import Batch, cross_entropy, looked_up
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -43,7 +46,7 @@ class Client(NamedTuple):
 @register("moon")
 @dataclass(frozen=True)
 class Moon(OneModel):
-    """Model-contrastive learning; about three forward passes a step.
+    """Model-contrastive learning: two forward passes over a client's data more than FedAvg.
 
     Parameters
     ----------
@@ -67,27 +70,30 @@ class Moon(OneModel):
 
     def round(self, server: SharedModel, own: Placed[Client], fed: Federation) -> tuple[SharedModel, Placed[Client]]:
         w_t, (previous, trained) = fed.down(server.w, "model"), own
-        w = fed.fit(self.loss, w_t, w_t, previous, trained)  # PartyLocalTraining(i, w^t)
+        if self.mu:
+            away = fed.table(self.away, only(fed.nets).feature_size, w_t, previous)
+            w = fed.fit(self.loss, w_t, away, trained)  # PartyLocalTraining(i, w^t)
+        else:
+            w = fed.fit(supervised, w_t)
         own = Placed.pack(Client, w, fed.each(lambda net, trained: torch.ones_like(trained), trained))
         return SharedModel(fed.up(w, "model").mean(fed.sizes)), own  # w^{t+1} ← Σ |D_i|/|D| w_i^t
 
     @of_passes
+    def away(self, net: Net, batch: Batch, w_t: Params, previous: Params) -> Tensor:
+        """z_prev/‖z_prev‖ − z_glob/‖z_glob‖: sim being the cosine, sim(z, z_prev) − sim(z, z_glob) is ⟨z, away⟩/‖z‖."""
+        z_glob, z_prev = net.features(w_t, batch.x), net.features(previous, batch.x)
+        return normalize(z_prev.float(), dim=-1) - normalize(z_glob.float(), dim=-1)
+
+    @of_passes
     def loss(
-        self, net: Net, w: Params, batch: Batch, w_t: Params, previous: Params, trained: Tensor
+        self, net: Net, w: Params, batch: Batch, away: Tensor, trained: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """ℓ = ℓ_sup + μ ℓ_con (Eq. 4)."""
         out = net.forward(w, batch.x)
-        value = cross_entropy(out.logits, batch)
-        if self.mu:
-            z_glob, z_prev = net.features(w_t, batch.x), net.features(previous, batch.x)
-            contrast = self.contrast(out.features.float(), z_glob.float(), z_prev.float())
-            value = value + self.mu * trained * (batch.weight * contrast).sum(-1)
+        contrast = self.contrast(out.features.float(), looked_up(away, batch.row))
+        value = cross_entropy(out.logits, batch) + self.mu * trained * (batch.weight * contrast).sum(-1)
         return value, out.stats
 
-    def contrast(self, z: Tensor, z_glob: Tensor, z_prev: Tensor) -> Tensor:
-        """ℓ_con = −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})), by sample (Eq. 3).
-
-        sim is the cosine, so that sim(z, z_prev) − sim(z, z_glob) is ⟨z, away⟩ / ‖z‖.
-        """
-        away = normalize(z_prev, dim=-1) - normalize(z_glob, dim=-1)
+    def contrast(self, z: Tensor, away: Tensor) -> Tensor:
+        """ℓ_con = −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})), by sample (Eq. 3)."""
         return softplus((z * away).sum(-1) / (self.temperature * z.norm(dim=-1).clamp(min=1e-8)))

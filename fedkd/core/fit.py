@@ -204,8 +204,32 @@ class Adding:
 
     def together(self, net: Any, *parts: Any) -> tree.Tree:
         """For several clients, stacked."""
-        as_it_is = net.dense is not None and getattr(self.fn, "of_passes", False)
-        return self(net, *parts) if as_it_is else torch.vmap(partial(self, net))(*parts)
+        return Adding(_lifted(self.fn, net))(net, *parts)
+
+
+@dataclass(frozen=True)
+class Filling:
+    """The step that writes fn(net, batch, *values) into a table's rows, by sample; the last row is for padding."""
+
+    fn: Callable[..., Tensor]
+    table: Tensor
+
+    def __call__(self, net: Any, nothing: tree.Tree, batch: Any, *values: Any) -> tree.Tree:
+        found = self.fn(net, batch, *values)
+        at = torch.where(batch.weight > 0, batch.row, len(self.table) - 1)
+        self.table.index_copy_(0, at.flatten(), found.flatten(0, -2).to(self.table.dtype))
+        return nothing
+
+    def together(self, net: Any, *parts: Any) -> tree.Tree:
+        """For several clients, stacked."""
+        return Filling(_lifted(self.fn, net), self.table)(net, *parts)
+
+
+def _lifted(fn: Callable[..., Any], net: Any) -> Callable[..., Any]:
+    """fn(net, *values) for stacked clients."""
+    if net.dense is not None and getattr(fn, "of_passes", False):
+        return fn  # as it is
+    return lambda net, *values: torch.vmap(partial(fn, net))(*values)
 
 
 @dataclass(frozen=True)

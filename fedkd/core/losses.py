@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedkd.core import tree
+
 
 class Batch(NamedTuple):
     """Samples of one client at one step."""
@@ -59,7 +61,9 @@ def mean_absolute_error(output: Tensor, target: Tensor, batch: Batch) -> Tensor:
 
 def looked_up(table: Tensor, index: Tensor) -> Tensor:
     """The rows of a table, [..., rows, columns], that an index, [..., b], names."""
-    return torch.take_along_dim(table, index.unsqueeze(-1), -2)
+    if table.dim() > 2 and tree.expanded(table):  # one for all
+        return table[0].index_select(0, index.flatten()).view(*index.shape, -1)
+    return table.gather(-2, index.unsqueeze(-1).expand(*index.shape, table.shape[-1]))
 
 
 def correct(logits: Tensor, y: Tensor) -> Tensor:

@@ -109,11 +109,15 @@ def adjoining(places: np.ndarray) -> bool:
 
 
 def rows(tree: T, places: np.ndarray) -> T:
-    """The rows of a stacked tree at some places; nothing is copied where they lie side by side."""
+    """The rows of a stacked tree at some places; nothing is copied where they lie side by side, or are all the same."""
     if adjoining(places):
         return take(tree, slice(int(places[0]), int(places[0]) + len(places)))
     at = torch.from_numpy(places)
-    return map(lambda leaf: leaf.index_select(0, at.to(leaf.device)), tree)
+
+    def chosen(leaf: Tensor) -> Tensor:
+        return leaf[: len(places)] if expanded(leaf) else leaf.index_select(0, at.to(leaf.device))
+
+    return map(chosen, tree)
 
 
 def put_rows(tree: Tree, places: np.ndarray, part: Tree) -> None:
@@ -164,6 +168,11 @@ def concatenate(trees: Sequence[T]) -> T:
 def expand(tree: T, count: int) -> T:
     """A stacked tree whose rows are all `tree`, without copying it."""
     return map(lambda leaf: leaf.expand(count, *leaf.shape), tree)
+
+
+def expanded(leaf: Tensor) -> bool:
+    """Whether its rows are all the same, by `expand`."""
+    return leaf.stride(0) == 0 and len(leaf) > 1
 
 
 def to(tree: T, device: torch.device | str) -> T:

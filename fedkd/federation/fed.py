@@ -10,7 +10,7 @@ import torch
 
 from fedkd.core import tree
 from fedkd.core.errors import Diverged
-from fedkd.core.fit import Adding, Descent, Fit, Loss
+from fedkd.core.fit import Adding, Descent, Filling, Fit, Loss
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Clipped, Local
 from fedkd.core.seeds import derive, numpy_rng
@@ -127,6 +127,22 @@ class Federation:
             return executor.scan(net, Adding(fn), (), [stream], own)
 
         return self._lift(fold, values)
+
+    def table(self, fn: Callable[..., torch.Tensor], width: int, *values: Placed[Any]) -> Placed[torch.Tensor]:
+        """fn(net, batch, *values) of each training sample, [b, width], in the rows that `batch.row` names in training.
+
+        What does not change while a client trains is taken once a round so, not at every step. All clients have one
+        table, with a row for each sample of the dataset, of which they fill, and read, their own.
+        """
+        images = self._world.population.images
+        table = images.mean.new_empty(len(images.labels) + 1, width)  # one for padding
+
+        def fill(executor: Executor, net: Net, who: np.ndarray, own: Sequence[Tree]) -> Tree:
+            stream = Stream(images, batches.in_order(self._world.population.train.of(who), SUM_BATCH), mean=False)
+            return executor.scan(net, Filling(fn, table), (), [stream], own)
+
+        self._lift(fill, values)
+        return Placed({arch: tree.expand(table, len(places)) for arch, places in self._groups.items()})
 
     def train(
         self,

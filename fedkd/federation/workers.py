@@ -108,11 +108,11 @@ class Gathered:
 
     def own(self, share: np.ndarray, value: Tree) -> Tree:
         """The rows of `value` for a share, to write over: in their last place already, if they lie side by side."""
-        part = tree.rows(value, share)
         if not tree.adjoining(share):
-            return part  # a copy
+            return tree.take(value, torch.from_numpy(share))  # a copy
         # .data: autograd, which watches over memory it may need, would take one worker's writing for another's
-        return tree.map(lambda room, row: room.data.copy_(row), tree.rows(self.whole, share), part)
+        places = tree.rows(self.whole, share), tree.rows(value, share)
+        return tree.map(lambda room, row: room.data.copy_(row), *places)
 
     def put(self, share: np.ndarray, part: Tree) -> None:
         if len(share) == self.clients and self.whole is None:

@@ -220,15 +220,11 @@ class Net:
 
     def predict(self, model: Params, x: Tensor) -> Tensor:
         """Logits, by the running statistics."""
-        if self.dense is not None and self.dense.stacked(model.weights):
-            return self.dense.forward(model.weights, x)[0].logits
-        return self._chunked(model, x, Pass._fields.index("logits"))
+        return self._predicted(model, x, "logits")
 
     def features(self, model: Params, x: Tensor) -> Tensor:
         """What enters the head, by the running statistics."""
-        if self.dense is not None and self.dense.stacked(model.weights):
-            return self.dense.forward(model.weights, x)[0].features
-        return self._chunked(model, x, Pass._fields.index("features"))
+        return self._predicted(model, x, "features")
 
     def head(self, model: Params, features: Tensor) -> Tensor:
         """Logits of given features."""
@@ -258,10 +254,15 @@ class Net:
             weights[f"{layer}.weight"] = weight * (channels / kept * read).view(-1, *[1] * (weight.dim() - 2))
         return Params(weights, model.stats)
 
-    def _chunked(self, model: Params, x: Tensor, output: int) -> Tensor:
+    def _predicted(self, model: Params, x: Tensor, output: str) -> Tensor:
+        if self.dense is not None and self.dense.stacked(model.weights):
+            if not tree.expanded(next(iter(model.weights.values()))):
+                return getattr(self.dense.forward(model.weights, x)[0], output)  # type: ignore[no-any-return]
+            one = self._predicted(tree.take(model, 0), x.flatten(0, 1), output)  # the same model at every client
+            return one.view(*x.shape[:2], *one.shape[1:])
         with self._layers.predicting.having({**model.weights, **model.stats}) as module:
             chunk = CHUNK_OF_MAPS if self.has_convolution and x.device.type == "cpu" else CHUNK
-            parts: list[Tensor] = [module(part)[output] for part in torch.split(x, chunk)]
+            parts: list[Tensor] = [getattr(module(part), output) for part in torch.split(x, chunk)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def split(self, model: Params, last: int) -> tuple[Params, Params]:

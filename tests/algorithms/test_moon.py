@@ -105,13 +105,24 @@ def test_a_client_keeps_the_model_it_sent_and_whether_it_has_one(tmp_path):
     torch.testing.assert_close(mean, state.server.w.weights["head.weight"])
 
 
+class Showing:
+    """A net whose models are their features."""
+
+    def features(self, model, x):
+        return model
+
+
 def test_the_contrast_pulls_towards_the_global_model_and_away_from_the_previous_one():
     """z = z_glob ⟂ z_prev: similarities 1 and 0, so log(1 + e^{−1/τ}); the other way round log(1 + e^{1/τ})."""
     a, b = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0]])
-    method = Moon(temperature=0.5)
-    assert method.contrast(a, a, b).item() == pytest.approx(math.log(1 + math.exp(-2)))
-    assert method.contrast(a, b, a).item() == pytest.approx(math.log(1 + math.exp(2)))
-    assert method.contrast(a, b, b).item() == pytest.approx(math.log(2))
+    method, batch = Moon(temperature=0.5), Batch(*[torch.zeros(1)] * 4)
+
+    def contrast(z, z_glob, z_prev):
+        return method.contrast(z, method.away(Showing(), batch, z_glob, z_prev)).item()
+
+    assert contrast(a, a, b) == pytest.approx(math.log(1 + math.exp(-2)))
+    assert contrast(a, b, a) == pytest.approx(math.log(1 + math.exp(2)))
+    assert contrast(a, b, b) == pytest.approx(math.log(2))
 
 
 def test_features_of_zero_have_a_finite_gradient():
@@ -119,9 +130,8 @@ def test_features_of_zero_have_a_finite_gradient():
     net = Net(Hidden(init="zeros"), SHAPE, 3)
     w, other = net.init(0), Net(Hidden(), SHAPE, 3).init(1)
     batch = Batch(torch.ones(2, *SHAPE), torch.tensor([0, 1]), torch.full((2,), 0.5), torch.arange(2))
-    slope, _ = fit.gradient(
-        lambda v: Moon().loss(net, tree.Params(v, {}), batch, w, other, torch.tensor(True)), w.weights
-    )
+    away = Moon().away(net, batch, w, other)
+    slope, _ = fit.gradient(lambda v: Moon().loss(net, tree.Params(v, {}), batch, away, torch.tensor(True)), w.weights)
     assert all(bool(g.isfinite().all()) for g in slope.values())
 
 
@@ -132,15 +142,16 @@ def test_with_a_projection_its_outputs_are_contrasted(tmp_path):
     x = torch.randn(6, *SHAPE, generator=torch.Generator().manual_seed(0))
     batch = Batch(x, torch.arange(6) % 3, torch.full((6,), 1 / 6), torch.arange(6))
 
+    away = Moon().away(net, batch, w_t, previous)
+    assert away.shape == (6, 4)
+
     def slope(mu):
-        loss = lambda v: Moon(mu=mu).loss(net, tree.Params(v, {}), batch, w_t, previous, torch.tensor(True))  # noqa: E731
+        loss = lambda v: Moon(mu=mu).loss(net, tree.Params(v, {}), batch, away, torch.tensor(True))  # noqa: E731
         return fit.gradient(loss, w.weights)[0]
 
     contrast = tree.sub(slope(1.0), slope(0.0))
     assert contrast["projection.2.weight"].abs().max() > 1e-4
     assert contrast["head.weight"].abs().max() < 1e-6
-    z_glob = net.features(w_t, x)
-    assert z_glob.shape == (6, 4)
 
 
 @pytest.mark.parametrize("net", [Deep(projection=4), Normed(projection=4)])
