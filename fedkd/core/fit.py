@@ -174,13 +174,15 @@ class Descent:
 
     def walk(self, net: Any, fit: Fit, pieces: Iterable[Piece], *values: Any) -> bool:
         """All steps of stacked clients or of one, if that can be done with few words of Python."""
-        loss, rate = self.loss, self.optimizer.plain_rate
-        walk, beside = getattr(getattr(loss, "bare", loss), "walk", None), Beside()
-        if walk is None or rate is None:
+        loss, rate, beside = getattr(self.loss, "bare", self.loss), self.optimizer.plain_rate, Beside()
+        if rate is None:
             return False
-        if hasattr(loss, "beside"):
-            beside = loss.beside(*values)
-        return walk(net, fit.model.weights, pieces, rate, beside)  # type: ignore[no-any-return]
+        if hasattr(self.loss, "beside"):
+            beside, values = self.loss.beside(*values), ()
+        if getattr(loss, "of_passes", False):
+            return net.walk(fit.model.weights, pieces, rate, beside, loss, values)  # type: ignore[no-any-return]
+        walk = getattr(loss, "walk", None)
+        return walk is not None and walk(net, fit.model.weights, pieces, rate, beside)
 
     def _step(self, factored: Factored, update: Callable[..., Any], net: Any, fit: Fit, *rest: Any) -> Fit:
         weights, rate = fit.model.weights, self.optimizer.plain_rate

@@ -172,7 +172,7 @@ def expand(tree: T, count: int) -> T:
 
 def expanded(leaf: Tensor) -> bool:
     """Whether its rows are all the same, by `expand`."""
-    return leaf.stride(0) == 0 and len(leaf) > 1
+    return leaf.dim() > 0 and leaf.stride(0) == 0
 
 
 def to(tree: T, device: torch.device | str) -> T:

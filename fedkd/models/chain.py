@@ -4,7 +4,8 @@ Autograd comes to the same in a fifth more time: it has Python's lock more often
 gradients that are only made to be followed, and sums those of a bias over all of a map, not over its pooled quarter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from fedkd.core.optim import Weights
 from fedkd.core.unlocked import unlocked
 from fedkd.models.layers import Dropout, Flatten, Linear
 from fedkd.models.split import Pass, Split
-from fedkd.models.written import Shown, Slopes, Written
+from fedkd.models.written import Shown, Slope, Slopes, Written
 
 KINDS: dict[type[nn.Module], str] = {
     nn.Conv2d: "convolution",
@@ -78,6 +79,9 @@ class Chain(Written):
         values = {0: x, **dict(zip(self.shown, shown, strict=True))}
         return Pass(*(values[place] for place in self.seen))
 
+    def turned(self, part: Tensor) -> Tensor:
+        return part
+
     def forward(self, weights: Weights, x: Tensor) -> tuple[Shown, list[list[Tensor]]]:
         shown = [self.seen.features, self.seen.logits]
         values, memories = _forward(self._listed(weights), x, self.links, shown, onednn.usable(x))
@@ -102,15 +106,28 @@ class Chain(Written):
         self._add(_cross_entropy(self._listed(weights), batch, self.links, onednn.usable(batch.x)), found)
         return found
 
-    def walk(self, weights: Weights, batches: Batch, counts: list[int], rate: float, beside: Beside) -> None:
+    def head(self, weights: Weights) -> list[Tensor] | None:
+        linear = self.names[-2:] == ["head.weight", "head.bias"] and self.seen.features == len(self.links) - 1 > 0
+        return self._listed(weights)[-2:] if linear else None
+
+    def walk(
+        self,
+        weights: Weights,
+        batches: Batch,
+        counts: list[int],
+        rate: float,
+        beside: Beside,
+        slope: Slope | None = None,
+        values: list[Tensor] | None = None,
+    ) -> None:
+        walk, pull, fast = _walking(slope or of_labels), rate * beside.strength, onednn.usable(batches.x)
         shift, centre = (None if part is None else self._listed(part) for part in (beside.shift, beside.centre))
-        fast = onednn.usable(batches.x)
-        _walk(self._listed(weights), batches, counts, self.links, rate, shift, centre, rate * beside.strength, fast)
+        walk(self._listed(weights), batches, counts, values or [], self.links, rate, shift, centre, pull, fast)
 
     def _listed(self, weights: Weights) -> list[Tensor]:
         return [weights[name] for name in self.names]
 
-    def _add(self, slopes: "Found", found: Factors) -> None:
+    def _add(self, slopes: "Plain", found: Factors) -> None:
         for name, left, right, plus in zip(self.names, *slopes, strict=True):
             for factors in zip(left, right, strict=True):
                 found.product(name, *factors)
@@ -148,6 +165,14 @@ class Found(NamedTuple):
     left: list[list[Tensor]]
     right: list[list[Tensor]]
     plus: list[list[Tensor]]
+
+
+Plain = tuple[list[list[Tensor]], list[list[Tensor]], list[list[Tensor]]]
+
+
+def _plain(found: Found) -> Plain:
+    """For Python, where TorchScript would make a class for it, and every time anew."""
+    return found.left, found.right, found.plus
 
 
 def _onward(link: Link, weights: list[Tensor], x: Tensor, fast: bool) -> tuple[Tensor, list[Tensor]]:
@@ -243,14 +268,6 @@ def _returned(
     return found
 
 
-def _slopes(weights: list[Tensor], batch: Batch, links: list[Link], fast: bool) -> Found:
-    """Of cross-entropy."""
-    logits, memories = _passed(weights, batch.x, links, [len(links)], fast)
-    slopes: list[Tensor | None] = [None for _ in links]
-    slopes.append(cross_entropy_slope(logits[0], batch))
-    return _returned(weights, memories, slopes, links, fast)
-
-
 @unlocked
 def _forward(
     weights: list[Tensor], x: Tensor, links: list[Link], shown: list[int], fast: bool
@@ -261,37 +278,64 @@ def _forward(
 @unlocked
 def _backward(
     weights: list[Tensor], memories: list[list[Tensor]], slopes: list[Tensor | None], links: list[Link], fast: bool
-) -> Found:
-    return _returned(weights, memories, slopes, links, fast)
+) -> Plain:
+    return _plain(_returned(weights, memories, slopes, links, fast))
 
 
 @unlocked
-def _cross_entropy(weights: list[Tensor], batch: Batch, links: list[Link], fast: bool) -> Found:
-    return _slopes(weights, batch, links, fast)
+def _cross_entropy(weights: list[Tensor], batch: Batch, links: list[Link], fast: bool) -> Plain:
+    logits, memories = _passed(weights, batch.x, links, [len(links)], fast)
+    slopes: list[Tensor | None] = [None for _ in links]
+    slopes.append(cross_entropy_slope(logits[0], batch))
+    return _plain(_returned(weights, memories, slopes, links, fast))
 
 
-@unlocked
-def _walk(
-    weights: list[Tensor],
-    batches: Batch,
-    sizes: list[int],
-    links: list[Link],
-    rate: float,
-    shift: list[Tensor] | None,
-    centre: list[Tensor] | None,
-    pull: float,
-    fast: bool,
-) -> None:
-    centres: list[Tensor | None] = []
-    for i in range(len(weights)):
-        centres.append(None if centre is None else centre[i])
-    for t, size in enumerate(sizes):
-        batch = Batch(batches.x[t, :size], batches.y[t, :size], batches.weight[t, :size], batches.row[t, :size])
-        found = _slopes(weights, batch, links, fast)
-        if shift is not None:
-            for i, slope in enumerate(shift):
-                found.plus[i].append(slope)
-        followed(weights, found.left, found.right, found.plus, centres, [pull] * len(weights), rate, fast)
+def of_labels(
+    logits: Tensor, features: Tensor, weights: list[Tensor], batch: Batch, values: list[Tensor]
+) -> list[Tensor | None]:
+    """Cross-entropy's slope."""
+    return [cross_entropy_slope(logits, batch)]
+
+
+@cache
+def _walking(slope: Slope) -> Callable[..., None]:
+    """The walk along the gradient behind a slope; but for the labels', the last layer is a head."""
+
+    @unlocked
+    def walk(
+        weights: list[Tensor],
+        batches: Batch,
+        sizes: list[int],
+        values: list[Tensor],
+        links: list[Link],
+        rate: float,
+        shift: list[Tensor] | None,
+        centre: list[Tensor] | None,
+        pull: float,
+        fast: bool,
+    ) -> None:
+        centres: list[Tensor | None] = []
+        for i in range(len(weights)):
+            centres.append(None if centre is None else centre[i])
+        last = len(links)
+        for t, size in enumerate(sizes):
+            batch = Batch(batches.x[t, :size], batches.y[t, :size], batches.weight[t, :size], batches.row[t, :size])
+            seen, memories = _passed(weights, batch.x, links, [last - 1, last], fast)
+            by = slope(seen[-1], seen[0], weights, batch, values)
+            slopes: list[Tensor | None] = [None for _ in links]
+            slopes.append(by[0])
+            if len(by) > 1:
+                slopes[last - 1] = by[1]
+            found = _returned(weights, memories, slopes, links, fast)
+            for i, part in enumerate(by[2:]):
+                if part is not None:
+                    found.plus[len(weights) - 2 + i].append(part)
+            if shift is not None:
+                for i, part in enumerate(shift):
+                    found.plus[i].append(part)
+            followed(weights, found.left, found.right, found.plus, centres, [pull] * len(weights), rate, fast)
+
+    return walk
 
 
 # from a network to its chain

@@ -4,7 +4,8 @@ Autograd would come to the same, in twice the time where the networks are small:
 Everything lies [models, units, batch], so that gradients come out in the weights' own layout.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from fedkd.core.losses import Batch, cross_entropy_slope
 from fedkd.core.onednn import LARGE, product
 from fedkd.core.optim import Weights
 from fedkd.core.unlocked import unlocked
-from fedkd.models.written import Shown, Slopes, Written
+from fedkd.models.written import Shown, Slope, Slopes, Written
 
 WIDE = 16  # numbers that the processor takes at once
 
@@ -53,12 +54,15 @@ class Dense(Written):
         """Add the gradient behind `delta`, that of the logits, and behind that of the features."""
         self._add(_backward(self._listed(weights), reads, delta, features, onednn.usable(delta)), found)
 
+    def turned(self, part: Tensor) -> Tensor:
+        return part.mT
+
     def forward(self, weights: Weights, x: Tensor) -> tuple[Shown, Trace]:
         trace = self.trace(weights, x)
-        return Shown(trace.logits.mT, trace.reads[-1].mT), trace
+        return Shown(self.turned(trace.logits), self.turned(trace.reads[-1])), trace
 
     def backward(self, weights: Weights, memory: Trace, slopes: Slopes, found: Factors) -> None:
-        logits, features = (None if slope is None else slope.mT for slope in slopes)
+        logits, features = (None if slope is None else self.turned(slope) for slope in slopes)
         self.retrace(
             weights, memory.reads, torch.zeros_like(memory.logits) if logits is None else logits, found, features
         )
@@ -68,13 +72,22 @@ class Dense(Written):
         self._add(_cross_entropy(self._listed(weights), batch, onednn.usable(batch.x)), found)
         return found
 
-    def walk(self, weights: Weights, batches: Batch, counts: list[int], rate: float, beside: Beside) -> None:
-        shift, centre = (None if part is None else self._listed(part) for part in (beside.shift, beside.centre))
-        fast = onednn.usable(batches.x)
-        _walk(self._listed(weights), batches, counts, rate, shift, centre, rate * beside.strength, fast)
+    def head(self, weights: Weights) -> list[Tensor]:
+        return self._listed(weights)[-2:]
 
-    def head(self, weights: Weights, features: Tensor) -> Tensor:
-        return torch.baddbmm(weights["head.bias"].unsqueeze(-2), features, weights["head.weight"].mT)
+    def walk(
+        self,
+        weights: Weights,
+        batches: Batch,
+        counts: list[int],
+        rate: float,
+        beside: Beside,
+        slope: Slope | None = None,
+        values: list[Tensor] | None = None,
+    ) -> None:
+        walk, pull, fast = _walking(slope or of_labels), rate * beside.strength, onednn.usable(batches.x)
+        shift, centre = (None if part is None else self._listed(part) for part in (beside.shift, beside.centre))
+        walk(self._listed(weights), batches, counts, values or [], rate, shift, centre, pull, fast)
 
     def _listed(self, weights: Weights) -> list[Tensor]:
         return [weights[name] for name in self._names]
@@ -147,53 +160,70 @@ def _backward(
     return _returned(weights, reads, delta, features, fast)
 
 
-def _slopes(weights: list[Tensor], batch: Batch, fast: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Of cross-entropy."""
+@unlocked
+def _cross_entropy(weights: list[Tensor], batch: Batch, fast: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
     reads = _passed(weights, batch.x, fast)
     delta = cross_entropy_slope(reads.pop(), batch, -2)
     return _returned(weights, reads, delta, None, fast)
-
-
-@unlocked
-def _cross_entropy(weights: list[Tensor], batch: Batch, fast: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
-    return _slopes(weights, batch, fast)
 
 
 def _first(tensors: list[Tensor] | None, count: int) -> list[Tensor]:
     return [] if tensors is None else [tensor[:count] for tensor in tensors]
 
 
-@unlocked
-def _walk(
-    weights: list[Tensor],
-    batches: Batch,
-    alive: list[int],
-    rate: float,
-    shift: list[Tensor] | None,
-    centre: list[Tensor] | None,
-    pull: float,
-    fast: bool,
-) -> None:
-    at = 0
-    for count in alive:
-        till = at + count
-        batch = Batch(batches.x[at:till], batches.y[at:till], batches.weight[at:till], batches.row[at:till])
-        own, shifts, centres = _first(weights, count), _first(shift, count), _first(centre, count)
-        left: list[list[Tensor]] = []
-        right: list[list[Tensor]] = []
-        plus: list[list[Tensor]] = []
-        towards: list[Tensor | None] = []
-        for i, (a, b, bias) in enumerate(_slopes(own, batch, fast)):
-            left += [[a], []]
-            right += [[b], []]
-            plus += [[], [bias]]
-            if shift is not None:
-                plus[2 * i].append(shifts[2 * i])
-                plus[2 * i + 1].append(shifts[2 * i + 1])
-        for i in range(len(own)):
-            towards.append(None if centre is None else centres[i])
-        followed(own, left, right, plus, towards, [pull] * len(own), rate, fast)
-        at = till
+def of_labels(
+    logits: Tensor, features: Tensor, weights: list[Tensor], batch: Batch, values: list[Tensor]
+) -> list[Tensor | None]:
+    """Cross-entropy's slope."""
+    return [cross_entropy_slope(logits, batch, -2)]
+
+
+@cache
+def _walking(slope: Slope) -> Callable[..., None]:
+    """The walk along the gradient behind a slope."""
+
+    @unlocked
+    def walk(
+        weights: list[Tensor],
+        batches: Batch,
+        alive: list[int],
+        values: list[Tensor],
+        rate: float,
+        shift: list[Tensor] | None,
+        centre: list[Tensor] | None,
+        pull: float,
+        fast: bool,
+    ) -> None:
+        at = 0
+        for count in alive:
+            till = at + count
+            batch = Batch(batches.x[at:till], batches.y[at:till], batches.weight[at:till], batches.row[at:till])
+            own, shifts, centres = _first(weights, count), _first(shift, count), _first(centre, count)
+            reads = _passed(own, batch.x, fast)
+            logits = reads.pop()
+            by = slope(logits, reads[-1], own, batch, _first(values, count))
+            delta, features = by[0], by[1] if len(by) > 1 else None
+            if delta is None:
+                delta = torch.zeros_like(logits)
+            left: list[list[Tensor]] = []
+            right: list[list[Tensor]] = []
+            plus: list[list[Tensor]] = []
+            towards: list[Tensor | None] = []
+            for a, b, bias in _returned(own, reads, delta, features, fast):
+                left += [[a], []]
+                right += [[b], []]
+                plus += [[], [bias]]
+            for i in range(len(own)):
+                if shift is not None:
+                    plus[i].append(shifts[i])
+                towards.append(None if centre is None else centres[i])
+            for i, part in enumerate(by[2:]):
+                if part is not None:
+                    plus[len(own) - 2 + i].append(part)
+            followed(own, left, right, plus, towards, [pull] * len(own), rate, fast)
+            at = till
+
+    return walk
 
 
 def of(features: nn.Module, head: nn.Module) -> Dense | None:

@@ -18,9 +18,11 @@ from fedkd.core.losses import Batch, Piece
 from fedkd.core.optim import Weights
 from fedkd.core.registry import Registry
 from fedkd.core.tree import Params
+from fedkd.core.unlocked import plain
 from fedkd.models import chain, dense
 from fedkd.models.layers import FASTER
 from fedkd.models.lent import Layers, Lent
+from fedkd.models.recorded import Recordings
 from fedkd.models.split import Pass, Split
 from fedkd.models.written import Tape, Written
 
@@ -115,6 +117,7 @@ class Net:
         plain = module.projection is None
         self.dense = dense.of(module.features, module.head) if plain else None  # for stacked clients
         self.chain = chain.of(module) if self.has_convolution else None  # for one
+        self._recordings = Recordings(self)
         # layers that hold parameters, first to last
         self.layers = list(dict.fromkeys(name.rpartition(".")[0] for name in self.weights))
         # layers that read the last stage's inner channels, and how many there are: what the layer before each puts out
@@ -191,14 +194,34 @@ class Net:
         written = self._written(batch)
         return None if written is None else written.cross_entropy(weights, batch)
 
-    def walk(self, weights: Weights, pieces: Iterable[Piece], rate: float, beside: Beside) -> bool:
-        """Follow it along a stream of stacked clients or of one, in place, if it is written out."""
+    def walk(
+        self,
+        weights: Weights,
+        pieces: Iterable[Piece],
+        rate: float,
+        beside: Beside,
+        loss: Callable[..., Any] | None = None,
+        values: tree.Tree = (),
+    ) -> bool:
+        """Follow a gradient along a stream of stacked clients or of one, in place, if it can be done without Python.
+
+        It is that of a loss that looks only at what passes show, given `values`; None: cross-entropy's.
+        """
         name, shape = next(iter(self.weights.items()))
         written: Written | None = self.chain if weights[name].dim() == len(shape) else self.dense
         if written is None:
             return False
-        for piece in pieces:
-            written.walk(weights, *piece, rate, beside)
+        if loss is None:
+            for piece in pieces:
+                written.walk(weights, *piece, rate, beside)
+            return True
+        head = written.head(weights)
+        slope = self._recordings.slope(loss, written, head, values) if head and plain(head[0]) else None
+        if slope is None:
+            return False
+        with torch.enable_grad():
+            for piece in pieces:
+                written.walk(weights, *piece, rate, beside, slope, list(tree.leaves(values)))
         return True
 
     def gradient(self, loss: Callable[..., Any], model: Params, batch: Batch, *rest: Any) -> Factors | None:
@@ -229,7 +252,7 @@ class Net:
     def head(self, model: Params, features: Tensor) -> Tensor:
         """Logits of given features."""
         if self.dense is not None and self.dense.stacked(model.weights):
-            return self.dense.head(model.weights, features)
+            return torch.baddbmm(model.weights["head.bias"].unsqueeze(-2), features, model.weights["head.weight"].mT)
         with self._layers.predicting.having(model.weights) as module:
             return module.head(features)  # type: ignore[no-any-return]
 

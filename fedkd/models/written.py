@@ -1,6 +1,7 @@
 """Networks whose gradients are written out, and what a loss sees of them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,11 @@ class Slopes(NamedTuple):
     features: Tensor | None = None
 
 
+# slope(logits, features, weights, batch, values) -> the gradient by logits, that by features, the head's weight, its
+# bias, or the first alone; None: zero. Logits and features lie as the network computes them.
+Slope = Callable[[Tensor, Tensor, list[Tensor], Batch, list[Tensor]], list[Tensor | None]]
+
+
 class Written(ABC):
     """A network, for one client or for stacked ones."""
 
@@ -42,8 +48,28 @@ class Written(ABC):
         """The gradient of cross-entropy on the batch."""
 
     @abstractmethod
-    def walk(self, weights: Weights, batches: Batch, counts: list[int], rate: float, beside: Beside) -> None:
-        """Follow that gradient through a piece of a stream (`data/batches.py`), in place."""
+    def turned(self, part: Tensor) -> Tensor:
+        """Logits or features as they are shown, [..., batch, units], from how they lie here; and back."""
+
+    @abstractmethod
+    def head(self, weights: Weights) -> list[Tensor] | None:
+        """The head's weight and bias, if that is all it has."""
+
+    @abstractmethod
+    def walk(
+        self,
+        weights: Weights,
+        batches: Batch,
+        counts: list[int],
+        rate: float,
+        beside: Beside,
+        slope: Slope | None = None,
+        values: list[Tensor] | None = None,
+    ) -> None:
+        """Follow a gradient through a piece of a stream (`data/batches.py`), in place.
+
+        It is that behind `slope`, which is given what a pass shows, and `values`; None: cross-entropy's.
+        """
 
 
 class Seen(NamedTuple):

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fedkd
 from fedkd.core.unlocked import unlocked
+from fedkd.models import chain, dense
 
 RAN_IN_PYTHON: list[str] = []
 
@@ -41,7 +42,8 @@ def test_every_function_that_is_to_run_unlocked_does():
         if "__main__" not in module.name:
             found |= {fn.__qualname__: fn for fn in vars(importlib.import_module(module.name)).values()
                       if hasattr(fn, "compiled")}  # fmt: skip
-    assert len(found) >= 5
+    found |= {f"{module.__name__}: walk": module._walking(module.of_labels) for module in (chain, dense)}
+    assert len(found) >= 7
     for name, fn in found.items():
         assert isinstance(fn.compiled(), torch.jit.ScriptFunction), name
 
