@@ -7,7 +7,8 @@ and two that step small networks wait for it longer than they compute.
 import functools
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +16,15 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
 F = TypeVar("F", bound=Callable[..., Any])
-_compiling = threading.RLock()
+_lock = threading.RLock()
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """One thread at a time, as filters of warnings are common to all; none of TorchScript's being deprecated."""
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def unlocked(fn: F) -> F:
@@ -27,8 +36,7 @@ def unlocked(fn: F) -> F:
 
     @functools.cache
     def compiled() -> Callable[..., Any]:
-        with _compiling, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with compiling():
             try:
                 return torch.jit.script(fn)  # type: ignore[no-any-return]
             except (AttributeError, OSError, RuntimeError):  # no TorchScript, no source to read, not in its language

@@ -5,18 +5,17 @@ decides in Python, by a tensor's numbers or sizes, is not. So the recording coun
 Python finds on a batch of another size; else, as for losses that do more than look at one pass, Python goes on.
 """
 
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.jit import TracerWarning  # type: ignore[attr-defined]
 
 from fedkd.core import tree
 from fedkd.core.losses import Batch
 from fedkd.core.tree import Params
+from fedkd.core.unlocked import compiling
 from fedkd.models.written import Seen, Slope, Written
 
 MOST = 16  # losses that are recorded for one net; one that is made anew every round is not worth it
@@ -29,15 +28,15 @@ class Recordings:
     def __init__(self, net: Any) -> None:
         self._net = net
         self._made: dict[Any, Slope | None] = {}
-        self._lock = threading.Lock()
 
     def slope(self, loss: Callable[..., Any], written: Written, head: list[Tensor], values: tree.Tree) -> Slope | None:
         """That of `loss`, if it can be recorded; `head` and `values` are some that it will be given."""
         key = loss, repr(tree.map(lambda leaf: (leaf.dim(), leaf.dtype, tree.expanded(leaf)), values))
-        with self._lock:
-            if key not in self._made and len(self._made) < MOST:
-                self._made[key] = self._recorded(loss, written, head, values)
-            return self._made.get(key)
+        if key not in self._made and len(self._made) < MOST:
+            with compiling():
+                if key not in self._made:
+                    self._made[key] = self._recorded(loss, written, head, values)
+        return self._made.get(key)
 
     def _recorded(
         self, loss: Callable[..., Any], written: Written, head: list[Tensor], values: tree.Tree
@@ -51,14 +50,12 @@ class Recordings:
             return found  # type: ignore[no-any-return]
 
         example, other = (self._parts(size, written, head, values) for size in SIZES)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # TorchScript is deprecated
-            warnings.simplefilter("error", TracerWarning)  # something will not be recorded
-            try:
-                slope = _by_autograd(torch.jit.trace(value, (example,), check_trace=False))  # type: ignore[no-untyped-call]
-                return slope if _agree(slope, value, other) else None
-            except Exception:  # whatever it is, Python will find it, too, and say so
-                return None
+        try:
+            warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[attr-defined] # of what is not recorded
+            slope = _by_autograd(torch.jit.trace(value, (example,), check_trace=False))  # type: ignore[no-untyped-call]
+            return slope if _agree(slope, value, other) else None
+        except Exception:  # whatever it is, Python will find it, too, and say so
+            return None
 
     def _parts(self, size: int, written: Written, head: list[Tensor], values: tree.Tree) -> list[Tensor]:
         """Logits, features, head, batch and values of a pass over `size` samples."""
