@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from fedkd.core import onednn
 from fedkd.core.draws import mask
-from fedkd.core.factors import Beside, Factors, followed
+from fedkd.core.factors import Factors, followed
 from fedkd.core.losses import Batch, cross_entropy_slope
 from fedkd.core.onednn import large, product
 from fedkd.core.optim import Weights
@@ -65,7 +65,8 @@ class Chain(Written):
     """A network's links, and the places between them that are seen."""
 
     def __init__(self, names: Sequence[str], links: list[Link], seen: Places) -> None:
-        self.names, self.links, self.seen = names, links, seen
+        super().__init__(names)
+        self.links, self.seen = links, seen
         self.shown = sorted({*seen} - {0})
 
     def serves(self, x: Tensor) -> bool:
@@ -75,7 +76,7 @@ class Chain(Written):
 
     def show(self, weights: Weights, x: Tensor) -> Pass:
         """A training pass that autograd can come back to."""
-        shown: tuple[Tensor, ...] = Whole.apply(self, x, *self._listed(weights))
+        shown: tuple[Tensor, ...] = Whole.apply(self, x, *self.listed(weights))
         values = {0: x, **dict(zip(self.shown, shown, strict=True))}
         return Pass(*(values[place] for place in self.seen))
 
@@ -84,7 +85,7 @@ class Chain(Written):
 
     def forward(self, weights: Weights, x: Tensor) -> tuple[Shown, list[list[Tensor]]]:
         shown = [self.seen.features, self.seen.logits]
-        values, memories = _forward(self._listed(weights), x, self.links, shown, onednn.usable(x))
+        values, memories = _forward(self.listed(weights), x, self.links, shown, onednn.usable(x))
         return Shown(values[-1], values[0] if self.seen.features > 0 else x), memories
 
     def backward(self, weights: Weights, memory: list[list[Tensor]], slopes: Slopes, found: Factors) -> None:
@@ -99,33 +100,20 @@ class Chain(Written):
     ) -> None:
         """Add the gradient behind `slopes`, by place."""
         at = [slopes.get(place) for place in range(len(self.links) + 1)]
-        self._add(_backward(self._listed(weights), memory, at, self.links, onednn.usable(memory[0][0])), found)
+        self._add(_backward(self.listed(weights), memory, at, self.links, onednn.usable(memory[0][0])), found)
 
     def cross_entropy(self, weights: Weights, batch: Batch) -> Factors:
         found = Factors()
-        self._add(_cross_entropy(self._listed(weights), batch, self.links, onednn.usable(batch.x)), found)
+        self._add(_cross_entropy(self.listed(weights), batch, self.links, onednn.usable(batch.x)), found)
         return found
 
     def head(self, weights: Weights) -> list[Tensor] | None:
         linear = self.names[-2:] == ["head.weight", "head.bias"] and self.seen.features == len(self.links) - 1 > 0
-        return self._listed(weights)[-2:] if linear else None
+        return self.listed(weights)[-2:] if linear else None
 
-    def walk(
-        self,
-        weights: Weights,
-        batches: Batch,
-        counts: list[int],
-        rate: float,
-        beside: Beside,
-        slope: Slope | None = None,
-        values: list[Tensor] | None = None,
-    ) -> None:
-        walk, pull, fast = _walking(slope or of_labels), rate * beside.strength, onednn.usable(batches.x)
-        shift, centre = (None if part is None else self._listed(part) for part in (beside.shift, beside.centre))
-        walk(self._listed(weights), batches, counts, values or [], self.links, rate, shift, centre, pull, fast)
-
-    def _listed(self, weights: Weights) -> list[Tensor]:
-        return [weights[name] for name in self.names]
+    def walking(self, slope: Slope | None) -> Callable[..., None]:
+        walk = _walking(slope or of_labels)
+        return lambda *parts: walk(*parts, self.links)
 
     def _add(self, slopes: "Plain", found: Factors) -> None:
         for name, left, right, plus in zip(self.names, *slopes, strict=True):
@@ -307,12 +295,12 @@ def _walking(slope: Slope) -> Callable[..., None]:
         batches: Batch,
         sizes: list[int],
         values: list[Tensor],
-        links: list[Link],
         rate: float,
         shift: list[Tensor] | None,
         centre: list[Tensor] | None,
         pull: float,
         fast: bool,
+        links: list[Link],
     ) -> None:
         centres: list[Tensor | None] = []
         for i in range(len(weights)):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkd.core import onednn
-from fedkd.core.factors import Beside, Factors, followed
+from fedkd.core.factors import Factors, followed
 from fedkd.core.losses import Batch, cross_entropy_slope
 from fedkd.core.onednn import LARGE, product
 from fedkd.core.optim import Weights
@@ -37,22 +37,22 @@ class Dense(Written):
     """
 
     def __init__(self, layers: Sequence[str]) -> None:
+        super().__init__([f"{layer}.{part}" for layer in layers for part in ("weight", "bias")])
         self.layers = layers
-        self._names = [f"{layer}.{part}" for layer in layers for part in ("weight", "bias")]
 
     @staticmethod
     def stacked(weights: Weights) -> bool:
         return weights["head.weight"].dim() == 3
 
     def trace(self, weights: Weights, x: Tensor) -> Trace:
-        *reads, logits = _forward(self._listed(weights), x, onednn.usable(x))
+        *reads, logits = _forward(self.listed(weights), x, onednn.usable(x))
         return Trace(reads, logits)
 
     def retrace(
         self, weights: Weights, reads: list[Tensor], delta: Tensor, found: Factors, features: Tensor | None = None
     ) -> None:
         """Add the gradient behind `delta`, that of the logits, and behind that of the features."""
-        self._add(_backward(self._listed(weights), reads, delta, features, onednn.usable(delta)), found)
+        self._add(_backward(self.listed(weights), reads, delta, features, onednn.usable(delta)), found)
 
     def turned(self, part: Tensor) -> Tensor:
         return part.mT
@@ -69,33 +69,19 @@ class Dense(Written):
 
     def cross_entropy(self, weights: Weights, batch: Batch) -> Factors:
         found = Factors()
-        self._add(_cross_entropy(self._listed(weights), batch, onednn.usable(batch.x)), found)
+        self._add(_cross_entropy(self.listed(weights), batch, onednn.usable(batch.x)), found)
         return found
 
     def head(self, weights: Weights) -> list[Tensor]:
-        return self._listed(weights)[-2:]
+        return self.listed(weights)[-2:]
 
-    def walk(
-        self,
-        weights: Weights,
-        batches: Batch,
-        counts: list[int],
-        rate: float,
-        beside: Beside,
-        slope: Slope | None = None,
-        values: list[Tensor] | None = None,
-    ) -> None:
-        walk, pull, fast = _walking(slope or of_labels), rate * beside.strength, onednn.usable(batches.x)
-        shift, centre = (None if part is None else self._listed(part) for part in (beside.shift, beside.centre))
-        walk(self._listed(weights), batches, counts, values or [], rate, shift, centre, pull, fast)
-
-    def _listed(self, weights: Weights) -> list[Tensor]:
-        return [weights[name] for name in self._names]
+    def walking(self, slope: Slope | None) -> Callable[..., None]:
+        return _walking(slope or of_labels)
 
     def _add(self, slopes: list[tuple[Tensor, Tensor, Tensor]], found: Factors) -> None:
         for i, (left, right, bias) in enumerate(slopes):
-            found.product(self._names[2 * i], left, right)
-            found.put(self._names[2 * i + 1], bias)
+            found.product(self.names[2 * i], left, right)
+            found.put(self.names[2 * i + 1], bias)
 
 
 def _matmul(a: Tensor, b: Tensor, fast: bool, wide: int = WIDE) -> Tensor:

@@ -211,17 +211,15 @@ class Net:
         written: Written | None = self.chain if weights[name].dim() == len(shape) else self.dense
         if written is None:
             return False
-        if loss is None:
+        slope = None
+        if loss is not None:
+            head = written.head(weights)
+            slope = self._recordings.slope(loss, written, head, values) if head and plain(head[0]) else None
+            if slope is None:
+                return False
+        with torch.set_grad_enabled(slope is not None):
             for piece in pieces:
-                written.walk(weights, *piece, rate, beside)
-            return True
-        head = written.head(weights)
-        slope = self._recordings.slope(loss, written, head, values) if head and plain(head[0]) else None
-        if slope is None:
-            return False
-        with torch.enable_grad():
-            for piece in pieces:
-                written.walk(weights, *piece, rate, beside, slope, list(tree.leaves(values)))
+                written.walk(weights, piece, rate, beside, slope, list(tree.leaves(values)))
         return True
 
     def gradient(self, loss: Callable[..., Any], model: Params, batch: Batch, *rest: Any) -> Factors | None:

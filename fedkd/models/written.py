@@ -1,14 +1,15 @@
 """Networks whose gradients are written out, and what a loss sees of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedkd.core import onednn
 from fedkd.core.factors import Beside, Factors
-from fedkd.core.losses import Batch
+from fedkd.core.losses import Batch, Piece
 from fedkd.core.optim import Weights
 from fedkd.core.tree import Params
 
@@ -33,7 +34,10 @@ Slope = Callable[[Tensor, Tensor, list[Tensor], Batch, list[Tensor]], list[Tenso
 
 
 class Written(ABC):
-    """A network, for one client or for stacked ones."""
+    """A network, for one client or for stacked ones; `names` are those of its parameters, first layer to last."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
 
     @abstractmethod
     def forward(self, weights: Weights, x: Tensor) -> tuple[Shown, Any]:
@@ -48,6 +52,10 @@ class Written(ABC):
         """The gradient of cross-entropy on the batch."""
 
     @abstractmethod
+    def walking(self, slope: Slope | None) -> Callable[..., None]:
+        """The way along the gradient behind a slope (None: cross-entropy's), for `walk`; it needs no Python."""
+
+    @abstractmethod
     def turned(self, part: Tensor) -> Tensor:
         """Logits or features as they are shown, [..., batch, units], from how they lie here; and back."""
 
@@ -55,21 +63,22 @@ class Written(ABC):
     def head(self, weights: Weights) -> list[Tensor] | None:
         """The head's weight and bias, if that is all it has."""
 
-    @abstractmethod
     def walk(
         self,
         weights: Weights,
-        batches: Batch,
-        counts: list[int],
+        piece: Piece,
         rate: float,
         beside: Beside,
         slope: Slope | None = None,
-        values: list[Tensor] | None = None,
+        values: Sequence[Tensor] = (),
     ) -> None:
-        """Follow a gradient through a piece of a stream (`data/batches.py`), in place.
+        """Follow the gradient behind a slope, which is given `values`, through a piece of a stream, in place."""
+        shift, centre = (None if part is None else self.listed(part) for part in (beside.shift, beside.centre))
+        pull, fast = rate * beside.strength, onednn.usable(piece.batches.x)
+        self.walking(slope)(self.listed(weights), *piece, [*values], rate, shift, centre, pull, fast)
 
-        It is that behind `slope`, which is given what a pass shows, and `values`; None: cross-entropy's.
-        """
+    def listed(self, weights: Weights) -> list[Tensor]:
+        return [weights[name] for name in self.names]
 
 
 class Seen(NamedTuple):
