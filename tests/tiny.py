@@ -25,6 +25,7 @@ from fedkd.models.split import Split
 CLASSES, SHAPE = 3, (1, 4, 4)
 # where a paper's values would take seconds a round
 QUICK = {name: {"steps": 12, "patience": 8, "check_every": 4} for name in ("feddf", "pfeddf")}
+QUICK["fedgen"] = {"server_steps": 10}  # of more, one meets a kink of ReLU or |z_i - z_j| where rounding takes sides
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from torch.linalg import vector_norm  # its gradient at 0 is 0
 from torch.nn.functional import adaptive_avg_pool2d
 
 from fedkd.algorithms.base import Nets, OneModel, Setting, SharedModel, only, register
+from fedkd.algorithms.steps import supervised
 from fedkd.core.losses import Batch, cross_entropy
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
@@ -75,22 +76,20 @@ class FedAlign(OneModel):
         return super().init_server(nets, seed)
 
     def round(self, server: SharedModel, own: Placed[Any], fed: Federation) -> tuple[SharedModel, Placed[Any]]:
+        w_t = fed.down(server.w, "model")
         aligns = self.mu and only(fed.nets).inner
-        w = fed.fit(self.loss, fed.down(server.w, "model"), clip=self.clip if aligns else None)
+        w = fed.fit(self.loss, w_t, clip=self.clip) if aligns else fed.fit(supervised, w_t)
         return SharedModel(fed.up(w, "model").mean(fed.sizes)), own
 
     def loss(self, net: Net, w: Params, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """L_CE + μ L_Lip, L_Lip the mean of (K_F − K_S)², rescaled."""
         out = net.forward(w, batch.x)
-        value = cross_entropy(out.logits, batch)
-        if self.mu and net.inner:
-            stage_in = out.stage_in.detach()
-            slim = self.lipschitz(net.stage(net.narrow(w, self.width), stage_in), stage_in)
-            full = self.lipschitz(out.stage_out.detach(), stage_in)
-            apart = (batch.weight * (full - slim).square()).sum()
-            scale = torch.where(apart > 0, value / apart, 0.0).detach()
-            value = value + self.mu * scale * apart
-        return value, out.stats
+        value, stage_in = cross_entropy(out.logits, batch), out.stage_in.detach()
+        slim = self.lipschitz(net.stage(net.narrow(w, self.width), stage_in), stage_in)
+        full = self.lipschitz(out.stage_out.detach(), stage_in)
+        apart = (batch.weight * (full - slim).square()).sum()
+        scale = torch.where(apart > 0, value / apart, 0.0).detach()
+        return value + self.mu * scale * apart, out.stats
 
     def lipschitz(self, stage_out: Tensor, stage_in: Tensor) -> Tensor:
         """By sample, the largest singular value of X: the top eigenvalue's root of X Xᵀ, by power iteration."""

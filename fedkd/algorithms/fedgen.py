@@ -29,16 +29,16 @@ Departures
 
 import math
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedkd.algorithms.base import Algorithm, Nets, Setting, View, only, register
-from fedkd.algorithms.steps import class_sums
+from fedkd.algorithms.steps import class_sums, supervised
 from fedkd.core.fit import descend
-from fedkd.core.losses import Batch, correct, cross_entropy, per_sample_cross_entropy, soft_cross_entropy
+from fedkd.core.losses import Batch, correct, cross_entropy, looked_up, per_sample_cross_entropy, soft_cross_entropy
 from fedkd.core.optim import Adam, Weights
 from fedkd.core.seeds import derive, numpy_rng
 from fedkd.core.tree import Params
@@ -125,8 +125,14 @@ class FedGen(Algorithm):
     def round(self, server: Server, own: Placed[Any], fed: Federation) -> tuple[Server, Placed[Any]]:
         net, fade = only(fed.nets), self.decay ** (fed.round - 1) if fed.round > 1 else 0.0
         theta, w = fed.down(server.theta, "model"), fed.down(server.w, "generator")
-        pool = fed.noise("generated", POOL, self.noise + net.classes)
-        theta = fed.fit(lambda *parts: self.loss(self.alpha * fade, self.beta * fade, *parts), theta, w, pool)
+        objective = Taught(self.alpha * fade, self.beta * fade)
+        if objective.terms:
+            pool = fed.noise("generated", POOL, self.noise + net.classes)
+            y_hat = fed.each(lambda net, pool: pool[:, self.noise :].argmax(-1), pool)  # of independent equals: uniform
+            made = fed.table(partial(self.make, objective), objective.terms * net.feature_size, w, pool, y_hat)
+            theta = fed.fit(objective, theta, made, y_hat)
+        else:
+            theta = fed.fit(supervised, theta)
         counts = fed.up(fed.sum(count), "label counts").stack()
         received = fed.up(theta, "model")
         heads = {name: leaf for name, leaf in received.stack().weights.items() if name.startswith("head.")}
@@ -138,22 +144,12 @@ class FedGen(Algorithm):
         )  # fmt: skip
         return Server(received.mean(fed.sizes), w_next), own
 
-    def loss(
-        self, alpha: float, beta: float, net: Net, theta: Params, batch: Batch, w: Params, pool: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """J(θ_k) = L(θ_k) + α ℓ(h(ẑ; θ_k^p), ŷ) (Eq. 5) + β KL(σ(h(z_y; θ_k^p)) ‖ σ(f(x; θ_k))), z_y ~ G_w(·|y)."""
-        out = net.forward(theta, batch.x)
-        value = cross_entropy(out.logits, batch)
-        epsilon, draws = torch.split(pool[batch.row % POOL], [self.noise, net.classes], -1)
-        y_hat = draws.argmax(-1)  # of independent equals: uniform
-        if alpha:
-            z_hat = self.generator(net).predict(w, code(Draw(y_hat, epsilon), net))
-            value = value + alpha * cross_entropy(net.head(theta, z_hat), batch._replace(y=y_hat))
-        if beta:
-            z_y = self.generator(net).predict(w, code(Draw(batch.y, epsilon), net))
-            target = torch.softmax(net.head(theta, z_y), -1).detach()
-            value = value + beta * soft_cross_entropy(out.logits, target, batch)
-        return value, out.stats
+    def make(self, objective: "Taught", net: Net, batch: Batch, w: Params, pool: Tensor, y_hat: Tensor) -> Tensor:
+        """By sample, the features that `objective` looks at, side by side: ẑ, and z_y for the sample's own label."""
+        maker, pair = self.generator(net), batch.row % POOL
+        epsilon, labels = pool[pair][:, : self.noise], {"alpha": y_hat[pair], "beta": batch.y}
+        wanted = [y for name, y in labels.items() if getattr(objective, name)]
+        return torch.cat([maker.predict(w, code(Draw(y, epsilon), net)) for y in wanted], -1)
 
     def draw(self, counts: Tensor, seed: int, t: int) -> Draw:
         """ŷ ~ p̂(y) and ε ~ N(0, I); drawn on the host, so that every device sees the same."""
@@ -189,6 +185,37 @@ class FedGen(Algorithm):
         return {"generator/accuracy": float(correct(net.head(server.theta, z), drawn.y).mean())}
 
 
+@dataclass(frozen=True)
+class Taught:
+    """J(θ_k) = L(θ_k) + α ℓ(h(ẑ; θ_k^p), ŷ) (Eq. 5) + β KL(σ(h(z_y; θ_k^p)) ‖ σ(f(x; θ_k))).
+
+    ẑ and z_y do not change while a client trains, so that they are made once a round.
+    """
+
+    of_passes: ClassVar[bool] = True  # see core/fit.py
+
+    alpha: float
+    beta: float
+
+    @property
+    def terms(self) -> int:
+        """How many kinds of generated features it looks at."""
+        return (self.alpha > 0) + (self.beta > 0)
+
+    def __call__(
+        self, net: Net, theta: Params, batch: Batch, made: Tensor, y_hat: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        out = net.forward(theta, batch.x)
+        value, z = cross_entropy(out.logits, batch), iter(looked_up(made, batch.row).chunk(self.terms, -1))
+        if self.alpha:
+            of_pair = batch._replace(y=y_hat.gather(-1, batch.row % POOL))
+            value = value + self.alpha * cross_entropy(net.head(theta, next(z)), of_pair)
+        if self.beta:
+            target = torch.softmax(net.head(theta, next(z)), -1).detach()
+            value = value + self.beta * soft_cross_entropy(out.logits, target, batch)
+        return value, out.stats
+
+
 @cache
 def generator(inputs: int, hidden: int, features: int) -> Net:
     return Net(Generator(hidden=hidden), (1, 1, inputs), features)
@@ -207,5 +234,5 @@ def code(drawn: Draw, net: Net) -> Tensor:
 
 def sameness(epsilon: Tensor, z: Tensor) -> Tensor:
     """exp(−mean_ij ‖ε_i − ε_j‖²/dim ε · ‖z_i − z_j‖₁/dim z): 1 where noise makes no difference."""
-    noise = torch.cdist(epsilon, epsilon).square() / epsilon.shape[1]
-    return torch.exp(-(noise * torch.cdist(z, z, p=1.0) / z.shape[1]).mean())
+    noise, apart = torch.pdist(epsilon).square() / epsilon.shape[1], torch.pdist(z, p=1.0) / z.shape[1]  # i < j
+    return torch.exp(-2 * (noise * apart).sum() / len(z) ** 2)

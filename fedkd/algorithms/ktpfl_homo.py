@@ -33,7 +33,7 @@ from torch import Tensor
 from fedkd.algorithms.base import Nets, OwnModel, OwnModels, Setting, View, only, register, who_from_whom
 from fedkd.algorithms.steps import supervised
 from fedkd.core import coefficients, tree
-from fedkd.core.tree import Params, add, scale, sub
+from fedkd.core.tree import Params, lerp
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
 from fedkd.models.net import Net
@@ -97,14 +97,14 @@ class KTpFLHomo(OwnModels):
         unit = 1.0 if self.distance == "squared" else 1 / only(fed.nets).params
         for _ in range(self.distillation_steps):  # l. 14-15
             w = fed.each(lambda net, w, mixture: self.transfer(unit, w, mixture), w, mixture)
-        error = unit * coefficients.squared_slope(block.weights, models.weights)
+        error = unit * coefficients.squared_slope(mixtures.weights, models.weights)
         slope = self.lambda_ * coefficients.shares(fed.sizes, c) * error
         weights = coefficients.descend(block.weights, slope, self.eta_3, self.rho, self.domain)  # l. 7 (Eq. 11)
         return server._replace(c=coefficients.put_back(c, block, weights)), Placed.pack(OwnModel, w)
 
     def transfer(self, unit: float, w: Params, mixture: Params) -> Params:
         """w^n ← w^n − η_2 ∇L_dis(Σ_m c_nm w^m, w^n) (Eq. 10)."""
-        return add(w, scale(2 * self.eta_2 * unit, sub(mixture, w)))
+        return lerp(w, mixture, 2 * self.eta_2 * unit)
 
     def observe(self, server: Server, own: Placed[OwnModel], fed: Federation) -> dict[str, float | View]:
         return who_from_whom("coefficients", server.c)

@@ -73,16 +73,15 @@ def kl_slope(weights: Tensor, s: Tensor) -> Tensor:
     return _flat(surprise) @ _flat(s).T / s.shape[1]
 
 
-def squared_slope(weights: Tensor, knowledge: Tree) -> Tensor:
+def squared_slope(mixtures: Tree, knowledge: Tree) -> Tensor:
     """∂/∂c_nm of ‖Σ_m c_nm s_m − s_n‖²."""
-    error = tree.sub(mix(weights, knowledge), knowledge)
-    pairs = zip(tree.leaves(error), tree.leaves(knowledge), strict=True)
-    return 2 * torch.stack([_flat(e) @ _flat(s).T for e, s in pairs]).sum(0)
+    pairs = zip(tree.leaves(mixtures), tree.leaves(knowledge), strict=True)
+    return 2 * torch.stack([_flat(mixture - s) @ _flat(s).T for mixture, s in pairs]).sum(0)
 
 
 def mse_slope(weights: Tensor, s: Tensor) -> Tensor:
     """∂/∂c_nm of the mean squared error of Σ_m c_nm s_m to s_n, over samples and classes."""
-    return squared_slope(weights, s) / s[0].numel()
+    return squared_slope(mix(weights, s), s) / s[0].numel()
 
 
 def descend(weights: Tensor, slope: Tensor, lr: float, rho: float, domain: str) -> Tensor:

@@ -210,7 +210,8 @@ class Federation:
         """
         seed, device = self._world.seed, self._world.population.images.pixels.device
         rngs = [numpy_rng(seed, "noise", purpose, self.round, int(client)) for client in self.cohort]
-        drawn = torch.from_numpy(np.stack([rng.standard_normal(shape, np.float32) for rng in rngs])).to(device)
+        jobs = [partial(rng.standard_normal, shape, np.float32) for rng in rngs]
+        drawn = torch.from_numpy(np.stack(self._world.workers.run(jobs))).to(device)
         return Placed({arch: drawn[torch.from_numpy(places).to(device)] for arch, places in self._groups.items()})
 
     # what everyone sees

@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedkd.algorithms.base import Setting
 from fedkd.algorithms.fedavg import FedAvg
-from fedkd.algorithms.fedgen import POOL, Draw, FedGen, code, generator, sameness
+from fedkd.algorithms.fedgen import POOL, Draw, FedGen, Taught, code, generator, sameness
+from fedkd.algorithms.steps import supervised
 from fedkd.core import fit, tree
 from fedkd.core.losses import Batch
 from fedkd.core.optim import Local
@@ -197,12 +198,12 @@ def test_without_its_terms_it_is_fedavg(executor, participation, tmp_path):
 def test_generated_features_teach_the_head_alone():
     """The features' weights get the gradient of α=0: a generated sample has not come through them."""
     net = Net(Hidden(), (1, 4, 4), 3)
-    theta, w = net.init(0), generator(35, 256, 5).init(1)
+    theta, y_hat = net.init(0), torch.randint(3, (POOL,))
     batch = Batch(torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 2, 0]), torch.full((4,), 0.25), torch.arange(4))
-    pool = torch.randn(POOL, 35)
+    z_hat = torch.randn(5, 5)
     with_it, without = (
-        fit.gradient(lambda v, a=a: FedGen().loss(a, 0.0, net, Params(v, {}), batch, w, pool), theta.weights)[0]
-        for a in (10.0, 0.0)
+        fit.gradient(lambda v, f=f: f(net, Params(v, {}), batch, z_hat, y_hat), theta.weights)[0]
+        for f in (Taught(alpha=10.0, beta=0.0), lambda net, w, batch, *_: supervised(net, w, batch))
     )
     assert torch.equal(with_it["features.1.weight"], without["features.1.weight"])
     assert not torch.equal(with_it["head.weight"], without["head.weight"])
