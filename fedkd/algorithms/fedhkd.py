@@ -29,12 +29,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm  # its gradient at 0 is 0
 
 from fedkd.algorithms.base import Algorithm, Nets, Setting, View, only, register
 from fedkd.algorithms.steps import class_sums, supervised
 from fedkd.core.fit import of_passes
-from fedkd.core.losses import Batch, cross_entropy, looked_up
+from fedkd.core.losses import Batch, cross_entropy, length, looked_up
 from fedkd.core.privacy import accountant_problems, spent_epsilon
 from fedkd.core.tree import Params, Rows, is_fake, mean_rows
 from fedkd.federation.fed import Federation
@@ -123,9 +122,9 @@ class FedHKD(Algorithm):
         value, known = cross_entropy(out.logits, batch), knowledge.present.to(batch.weight.dtype)
         h, q = torch.split(knowledge.values, [net.feature_size, net.classes], -1)
         if self.lambda_:
-            value = value + self.lambda_ * (known * vector_norm(self.soft(net.head(w, h)) - q, dim=-1)).mean(-1)
+            value = value + self.lambda_ * (known * length(self.soft(net.head(w, h)) - q)).mean(-1)
         if self.gamma:
-            apart = vector_norm(out.features - looked_up(h, batch.y), dim=-1)
+            apart = length(out.features - looked_up(h, batch.y))
             value = value + self.gamma * (batch.weight * known.gather(-1, batch.y) * apart).sum(-1)
         return value, out.stats
 

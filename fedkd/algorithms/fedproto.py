@@ -27,12 +27,11 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from fedkd.algorithms.base import Nets, OwnModel, OwnModels, Setting, only, register
 from fedkd.algorithms.steps import class_means, class_sums, supervised
 from fedkd.core.fit import of_passes
-from fedkd.core.losses import Batch, cross_entropy
+from fedkd.core.losses import Batch, cross_entropy, length
 from fedkd.core.tree import Params, Rows, mean_rows
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -40,7 +39,7 @@ from fedkd.models.net import Net
 
 DISTANCES: dict[str, Callable[[Tensor], Tensor]] = {
     "mse": lambda difference: difference.square().mean(-1),
-    "l2": lambda difference: vector_norm(difference, dim=-1),  # its gradient at 0 is 0
+    "l2": length,
 }
 
 

@@ -31,7 +31,7 @@ from torch.nn.functional import normalize, softplus
 from fedkd.algorithms.base import OneModel, Setting, SharedModel, only, register
 from fedkd.algorithms.steps import supervised
 from fedkd.core.fit import of_passes
-from fedkd.core.losses import Batch, cross_entropy, looked_up
+from fedkd.core.losses import Batch, cross_entropy, length, looked_up
 from fedkd.core.tree import Params
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
@@ -96,4 +96,4 @@ class Moon(OneModel):
 
     def contrast(self, z: Tensor, away: Tensor) -> Tensor:
         """ℓ_con = −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})), by sample (Eq. 3)."""
-        return softplus((z * away).sum(-1) / (self.temperature * z.norm(dim=-1).clamp(min=1e-8)))
+        return softplus((z * away).sum(-1) / (self.temperature * length(z).clamp(min=1e-8)))
