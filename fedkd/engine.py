@@ -72,7 +72,7 @@ class Engine:
 
         def first(client: int) -> Any:
             net = nets[names[world.population.member[client]]]
-            return tree.to(self.algorithm.init_client(net, server, derive(seed, "client", client)), device)
+            return self.algorithm.init_client(net, server, derive(seed, "client", client))
 
         if self.settings.store == "disk":
             return State(0, server, Disk(world.population, first, self.directory / checkpoint.FOLDER / "clients"))

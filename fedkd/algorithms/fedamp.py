@@ -84,10 +84,7 @@ class FedAMP(CommonStart):
 
     def attention(self, models: Weights) -> Tensor:
         """ξ of these models."""
-        flat = torch.cat([leaf.reshape(len(leaf), -1) for leaf in models.values()], 1).double()  # near models are
-        flat -= flat.mean(0)  # told apart by the last digits of these products
-        products = flat @ flat.T
-        apart = (products.diagonal()[:, None] + products.diagonal() - 2 * products).clamp(min=0).float()
+        apart = tree.squared_distances(models)
         xi = self.step(len(apart)) / self.sigma * torch.exp(-apart / self.sigma)
         xi = xi - torch.diag(xi.diagonal())
         return xi + torch.diag(1 - xi.sum(1))

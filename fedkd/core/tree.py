@@ -10,6 +10,7 @@ from torch import Tensor
 
 Tree = Any  # a tensor, None, a Python number, or a dict / tuple / NamedTuple / list of trees
 T = TypeVar("T", bound=Tree)
+PIECE = 2**13  # columns of a stacked tree that are compared at once: in double precision, few enough for the cache
 
 
 class Params(NamedTuple):
@@ -87,6 +88,19 @@ def dot(a: Tree, b: Tree) -> Tensor:
 def squared_distance(a: Tree, b: Tree) -> Tensor:
     """‖a − b‖² over all leaves."""
     return _total((x - y).square().sum() for x, y in zip(leaves(a), leaves(b), strict=True))
+
+
+def squared_distances(rows: Tree) -> Tensor:
+    """‖row i − row j‖² of a stacked tree, [rows, rows]."""
+    parts = (part for leaf in leaves(rows) for part in leaf.reshape(len(leaf), -1).split(PIECE, 1))
+    products = _total(_products(part.double()) for part in parts)
+    return (products.diagonal()[:, None] + products.diagonal() - 2 * products).clamp(min=0).float()
+
+
+def _products(columns: Tensor) -> Tensor:
+    """Of rows to one another, about their mean; near rows are told apart by the last digits of these."""
+    columns = columns - columns.mean(0)
+    return columns @ columns.T
 
 
 def _total(parts: Iterable[Tensor]) -> Tensor:

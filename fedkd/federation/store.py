@@ -47,7 +47,8 @@ class Store(ABC):
         """The places of some that are fresh, and their first states, until all are made."""
         places, together = np.flatnonzero(fresh), max(1, FRESH // (4 * self.population.nets[arch].params))
         for some in (places[at : at + together] for at in range(0, len(places), together)):
-            yield some, tree.stack([self.first(int(client)) for client in clients[some]])
+            made = tree.stack([self.first(int(client)) for client in clients[some]])
+            yield some, tree.to(made, self.population.images.pixels.device)
 
     def _read_and_made(self, arch: str, clients: np.ndarray, fresh: np.ndarray) -> Tree:
         states: Tree = None
