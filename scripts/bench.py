@@ -12,6 +12,7 @@ Beside fedkd stands the per-client loop one would write without a library; the t
 hurts both. Times are medians over rounds after a warm-up; evaluation is outside the clock.
 
     growth    time of a round with 10, 100 and 1,000 clients, and with one, two and four times the width
+    absent    time of a round of 100 clients out of 100,000 over that of 100 out of 1,000, and the most memory held
     methods   time of a round of each method over FedAvg's, beside what its arithmetic says
     persfl    its second stage: ten clients with the 15 students of a grid each, against one student
 """
@@ -21,7 +22,9 @@ import fedkd  # noqa: F401 - before torch, whose OpenMP reads what it sets
 # isort: split
 import argparse
 import json
+import resource
 import statistics
+import sys
 import tempfile
 import time
 import zlib
@@ -118,7 +121,7 @@ WORKS = {
     "cnn20": Work("mnist", 20, 20, 32, 0.05, CNN(padding=0), even(6_000, 20), 5),
     "cifar_pfl": Work("cifar10", 1000, 50, 10, 0.1, DropoutCNN(), even(50_000, 1000), 5),
 }
-SECTIONS = (*WORKS, "growth", "methods", "persfl")
+SECTIONS = (*WORKS, "growth", "absent", "methods", "persfl")
 
 
 def world(images: Images, parts: list[np.ndarray], model: Architecture, local: Local, how: argparse.Namespace) -> World:
@@ -134,8 +137,8 @@ def world(images: Images, parts: list[np.ndarray], model: Architecture, local: L
     return World(population, {net.name: executor}, local, 10**6, 0, Public(per_round=1000), Workers(how.workers))
 
 
-def engine(of: World, algorithm: Algorithm, sampled: int) -> Engine:
-    settings = Settings(participation=sampled / len(of.population))
+def engine(of: World, algorithm: Algorithm, sampled: int, store: str = "memory") -> Engine:
+    settings = Settings(participation=sampled / len(of.population), store=store)
     return Engine(algorithm, of, settings, Path(tempfile.mkdtemp()), Loggers({}), {})
 
 
@@ -247,13 +250,37 @@ def growth(how: argparse.Namespace) -> None:
         print(f"{width:>8}{seconds:>10.4f} s")
 
 
+def absent(how: argparse.Namespace) -> None:
+    """What clients cost that sit a round out, for methods that keep models at the clients, on disk."""
+    images, _ = noise(60_000, 1)
+    rng, sampled, populations = np.random.default_rng(0), 100, (1_000, 100_000)
+    print("\nMLR on 60,000 images of MNIST's shape, 20 samples a client, default local training, 100 clients a round")
+    print(f"{'':<12}{'of 1,000':>12}{'of 100,000':>12}{'ratio':>8}")
+    for name in ("fedavg", "ditto", "scaffold", "apfl"):
+        calls = []
+        for clients in populations:
+            parts = list(rng.integers(0, len(images.labels), (clients, 20)))
+            of = world(images, parts, MLR(), Local(), how)
+            calls.append(advancing(engine(of, ALGORITHMS[name](), sampled, "disk")))
+        for _ in range(30):  # until most of the fewer clients have taken part
+            calls[0]()
+        few, many = in_turn(calls, how.rounds or 21)
+        print(f"{name:<12}{few:>10.4f} s{many:>10.4f} s{many / few:>8.2f}", flush=True)
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    print(f"at most {held / 1e9:.2f} GB were held, the {images.pixels.nbytes / 1e9:.2f} GB of images among them")
+
+
 # A method's work at the clients: trainings on as many samples as FedAvg's, and forward passes alone over as many. With
-# 1,000 public samples beside clients of 400, a pass over the public samples is 2.5 of a client's.
+# 1,000 public samples beside clients of 400, a pass over the public samples is 2.5 of a client's; validation is a fifth
+# of one. What servers do comes on top. Not here: feddf and pfeddf, which train at the server; fedalign, whose second
+# pass is that of a block; persfl, which has its own section.
 COSTS: dict[str, tuple[dict[str, object], float, float]] = {
     "local": ({}, 1, 0),
+    "fedavg_ft": ({}, 1, 0),
     "fedprox": ({}, 1, 0),
     "scaffold": ({}, 1, 0),
     "fedper": ({}, 1, 0),
+    "l2sgd": ({}, 1, 0),
     "ditto": ({}, 2, 0),
     "apfl": ({}, 2, 0),
     "perfedavg": ({"variant": "fo"}, 2, 0),
@@ -262,10 +289,15 @@ COSTS: dict[str, tuple[dict[str, object], float, float]] = {
     "moon": ({}, 1, 2),
     "fedproto": ({}, 1, 1),
     "fedhkd": ({"nu": 0.05}, 1, 1),  # of ten classes 0.25 would share none
+    "fedgen": ({}, 1, 0),
     "fedamp": ({}, 1, 0),
+    "fedfomo": ({}, 1, 7 / 5),  # of the first model, its own and five more
+    "pfedhn": ({}, 1, 0),
     "hypcluster": ({"clusters": 4}, 1, 4),
     "fedmd": ({}, 1 + 2.5, 2.5),
+    "sim_pfl": ({}, 1 + 2.5, 2.5),
     "ktpfl": ({}, 1 + 2.5, 2.5),
+    "ktpfl_homo": ({}, 1, 0),
     "perfed_ckt": ({"public_batch_size": 20}, 2, 2 * 2.5),
 }
 
@@ -330,7 +362,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     if names := [name for name in how.what if name in WORKS]:
         speed(names, how)
-    for section in (growth, methods, persfl):
+    for section in (growth, absent, methods, persfl):
         if section.__name__ in how.what:
             section(how)
 
