@@ -20,7 +20,6 @@ Departures
 """
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -29,9 +28,10 @@ from torch import Tensor
 
 from fedkd.algorithms.base import CommonStart, Nets, OwnModel, Setting, View, only, register, who_from_whom
 from fedkd.algorithms.steps import supervised
+from fedkd.core import tree
 from fedkd.core.losses import Batch, cross_entropy
 from fedkd.core.seeds import numpy_rng
-from fedkd.core.tree import Params, add, is_fake, scale, squared_distance, sub
+from fedkd.core.tree import Params, is_fake, scale, squared_distance
 from fedkd.federation.fed import Federation
 from fedkd.federation.placed import Placed
 from fedkd.models.net import Net
@@ -116,8 +116,10 @@ class FedFomo(CommonStart):
         w = (gains / distances.clamp(min=TINY)).clamp(min=0)  # (Eq. 3)
         w = torch.where(samples > 0, w, (torch.arange(len(models), device=w.device) == 0).to(w))
         w = w / w.sum().clamp(min=TINY)
-        steps = (scale(w_n, sub(theta, base)) for w_n, theta in zip(w, models, strict=True))
-        return reduce(add, steps, base), w
+        mixture = scale(1 - w.sum(), base)  # what is left of it when (θ_n − base) is taken apart
+        for w_n, theta in zip(w, models, strict=True):
+            mixture = tree.map(lambda total, leaf, w_n=w_n: torch.addcmul(total, w_n, leaf), mixture, theta)
+        return mixture, w
 
     def observe(self, server: Server, own: Placed[OwnModel], fed: Federation) -> dict[str, float | View]:
         """Of the weights that each client has given so far, the shares."""
