@@ -8,6 +8,7 @@ do not depend on how many workers there are.
 import ctypes
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,22 +34,41 @@ class Workers:
         _keep_freed_memory()
 
     def run(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """What the jobs return, in their order; they are begun in it, too. A single worker has all cores."""
+        """What the jobs return, in their order; they are begun in it, too. A single worker has all cores.
+
+        The calling thread is one of the workers: were it to wait for all of them, the system would often begin with
+        two on one core, and need some milliseconds to see it.
+        """
         if self.count == 1:
             return [job() for job in jobs]
+        todo, done = deque(enumerate(jobs)), dict[int, T]()
+
+        def work() -> None:
+            for place, job in _taken(todo):
+                done[place] = job()
+
         with _one_core_each():
-            if len(jobs) == 1:
-                return [jobs[0]()]
-            begun = [self._pool.submit(job) for job in jobs]
+            others = [self._pool.submit(work) for _ in range(min(self.count, len(jobs)) - 1)]
             try:
-                return [job.result() for job in begun]
+                work()
+                for other in others:
+                    other.result()
             finally:
-                for job in begun:  # of those not begun, if one failed or the run was stopped
-                    job.cancel()
+                todo.clear()  # of what is not begun, if a job failed or the run was stopped
+        return [done[place] for place in range(len(jobs))]
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.count, "fedkd", torch.set_num_threads, (1,))
+        return ThreadPoolExecutor(self.count - 1, "fedkd", torch.set_num_threads, (1,))
+
+
+def _taken(todo: "deque[T]") -> Iterator[T]:
+    """What is left, for whoever asks first."""
+    while todo:
+        try:
+            yield todo.popleft()
+        except IndexError:  # another was quicker
+            return
 
 
 @cache
