@@ -92,6 +92,7 @@ def evaluate(
             personal.append(_own_models(fed, models, population.test, some))
         if population.validation.sizes.any():
             validation.append(_own_models(fed, models, population.validation, some))
+        del models  # or they would be in memory beside the next
     of_personal = _join(personal)
     metrics |= of_personal.metrics("personal")
     if validation:
