@@ -273,7 +273,8 @@ def absent(how: argparse.Namespace) -> None:
 # A method's work at the clients: trainings on as many samples as FedAvg's, and forward passes alone over as many. With
 # 1,000 public samples beside clients of 400, a pass over the public samples is 2.5 of a client's; validation is a fifth
 # of one. What servers do comes on top. Not here: feddf and pfeddf, which train at the server; fedalign, whose second
-# pass is that of a block; persfl, which has its own section.
+# pass is that of a block; persfl, which has its own section; cgpfl_heur, ifca and topk_pfl, which are like cgpfl,
+# hypcluster and sim_pfl.
 COSTS: dict[str, tuple[dict[str, object], float, float]] = {
     "local": ({}, 1, 0),
     "fedavg_ft": ({}, 1, 0),

@@ -332,5 +332,6 @@ def _run(work: Callable[..., Tree], own: list[Tree], share: np.ndarray, done: Ga
 
 
 def _bytes(own: Sequence[Tree]) -> int:
-    """What the clients work on: the first of their values, such as the carry of `train`."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(own[0])) if own else 0
+    """What the clients work on, the first of their values, such as the carry of `train`, and what else is their own."""
+    others = (leaf for leaf in tree.leaves(list(own[1:])) if not tree.expanded(leaf))
+    return sum(leaf.numel() * leaf.element_size() for leaf in (*tree.leaves(list(own[:1])), *others))
