@@ -264,16 +264,32 @@ class Net:
     def narrow(self, model: Params, width: float) -> Params:
         """The model whose last stage has only the first `width` of its inner channels; its input and output stay.
 
-        The layers that read those channels get zeros for the others. Normalisation being by channel, this equals the
-        stage built that narrow. What is left is scaled up to the whole, as dropout does: a normalisation after the
-        layer undoes it; without one the narrow stage's output would be smaller for its width alone.
+        The others are neither made nor read; or, where a grouped convolution or the like makes them, read as zeros.
+        Normalisation being by channel, this equals the stage built that narrow. What is left is scaled up to the
+        whole, as dropout does: a normalisation after the layer undoes it; without one the narrow stage's output would
+        be smaller for its width alone.
         """
-        weights = dict(model.weights)
+        weights, stats = dict(model.weights), dict(model.stats)
         for layer, channels in self.inner.items():
             weight, kept = weights[f"{layer}.weight"], max(1, round(width * channels))
-            read = torch.arange(weight.shape[1], device=weight.device) < kept * (weight.shape[1] // channels)
-            weights[f"{layer}.weight"] = weight * (channels / kept * read).view(-1, *[1] * (weight.dim() - 2))
-        return Params(weights, model.stats)
+            read = kept * (weight.shape[1] // channels)
+            if makers := self._makers(layer):
+                weights[f"{layer}.weight"] = weight[:, :read] * (channels / kept)
+                for part in (weights, stats):
+                    part |= {name: leaf[:kept] for name, leaf in part.items() if name.rpartition(".")[0] in makers}
+            else:
+                mask = channels / kept * (torch.arange(weight.shape[1], device=weight.device) < read)
+                weights[f"{layer}.weight"] = weight * mask.view(-1, *[1] * (weight.dim() - 2))
+        return Params(weights, stats)
+
+    def _makers(self, layer: str) -> list[str]:
+        """The layers from the one that makes the channels that `layer` reads, if all of them can have fewer."""
+        module, found = self._layers.training.module, [self._before(layer)]
+        while isinstance(module.get_submodule(found[0]), _NormBase):
+            found.insert(0, self._before(found[0]))
+        made_by = module.get_submodule(found[0])
+        separate = isinstance(made_by, nn.Linear | nn.modules.conv._ConvNd) and getattr(made_by, "groups", 1) == 1
+        return found if separate else []
 
     def _predicted(self, model: Params, x: Tensor, output: str) -> Tensor:
         if self.dense is not None and self.dense.stacked(model.weights):
