@@ -8,7 +8,7 @@ Zhu et al., ICML 2021, Algorithm 1.
     θ_k^p, h, g  net.head          the predictor, from features to logits
     c_k          counts            client k's label counts
     p̂(y)         counts, summed    the label distribution of the cohort
-    ŷ, ẑ         y_hat, z_hat      a label drawn by the client, and features generated for it
+    ŷ, ẑ         y_hat, made       labels drawn by the client, and features generated for them
     T, B         local.steps, .batch_size
 
 Departures

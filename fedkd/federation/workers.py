@@ -44,17 +44,17 @@ class Workers:
         todo, done = deque(enumerate(jobs)), dict[int, T]()
 
         def work() -> None:
-            for place, job in _taken(todo):
-                done[place] = job()
+            try:
+                for place, job in _taken(todo):
+                    done[place] = job()
+            finally:
+                todo.clear()  # of what is not begun, if a job failed or the run was stopped
 
         with _one_core_each():
             others = [self._pool.submit(work) for _ in range(min(self.count, len(jobs)) - 1)]
-            try:
-                work()
-                for other in others:
-                    other.result()
-            finally:
-                todo.clear()  # of what is not begun, if a job failed or the run was stopped
+            work()
+            for other in others:
+                other.result()
         return [done[place] for place in range(len(jobs))]
 
     @cached_property

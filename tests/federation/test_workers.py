@@ -1,6 +1,7 @@
 """Clients side by side: the same numbers, the same errors."""
 
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -46,6 +47,37 @@ def test_jobs_run_side_by_side_with_one_core_each(three_cores):
 
     assert Workers(2).run([job, job]) == [1, 1]
     assert torch.get_num_threads() == 3
+
+
+def test_the_calling_thread_is_one_of_the_workers(three_cores):
+    both = threading.Barrier(2, timeout=20)
+
+    def job():
+        both.wait()
+        return threading.get_ident()
+
+    first, second = Workers(2).run([job, job])
+    assert first != second
+    assert threading.get_ident() in (first, second)
+
+
+def test_what_is_not_begun_when_a_job_fails_is_left_undone(three_cores):
+    """The other thread fails, while the calling one is at its first job."""
+    both, here, ran = threading.Barrier(2, timeout=20), threading.get_ident(), []
+
+    def fail_elsewhere():
+        both.wait()
+        if threading.get_ident() != here:
+            raise ValueError("client 1")
+        time.sleep(0.2)
+
+    def count():
+        time.sleep(0.01)
+        ran.append(1)
+
+    with pytest.raises(ValueError, match="client 1"):
+        Workers(2).run([fail_elsewhere, fail_elsewhere, *[count] * 20])
+    assert len(ran) < 20
 
 
 def test_a_single_worker_has_all_cores_and_a_single_job_one(three_cores):
